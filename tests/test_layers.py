@@ -1,0 +1,187 @@
+"""Imports point down, MPI stays upstairs, modules stay small: the plan, as a test.
+
+docs/architecture.md tells the same in words; a change of one changes the other.
+"""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+# Lowest first. A floor is a list of steps, a step a list of modules that do not import each
+# other; a module imports from lower steps only. Split a step when the code asks for it. A new
+# module fails here until it stands in one.
+FLOORS = {
+    "words": [
+        ["mpiml.errors", "mpiml._native"],
+        ["mpiml.config", "mpiml.later", "mpiml.settings"],
+    ],
+    "logic": [
+        ["mpiml.arrays", "mpiml.handles", "mpiml.hosts", "mpiml.scope", "mpiml.wire"],
+        ["mpiml.futures", "mpiml.hiding", "mpiml.payload"],
+        ["mpiml.nodes"],
+        ["mpiml.program"],
+        ["mpiml.digest"],
+    ],
+    "roles": [
+        ["mpiml.roles.packing"],
+        ["mpiml.roles.asks"],
+        ["mpiml.roles.placement"],
+        ["mpiml.roles"],
+    ],
+    "world": [["mpiml.world"]],
+    "faults": [["mpiml.faults"]],
+    "engine": [["mpiml.credit", "mpiml.transport"], ["mpiml.engine"]],
+    "collectives": [["mpiml.collectives"]],
+    "rpc": [["mpiml.streams"], ["mpiml.client", "mpiml.server"], ["mpiml.rpc"]],
+    # below launch, which reads the command line when it is given the function
+    "command line": [["mpiml.loading"], ["mpiml.cmdline"]],
+    "launch": [["mpiml.context"], ["mpiml.ending"], ["mpiml.launch"], ["mpiml.testing"]],
+    "public": [["mpiml"]],
+    "commands": [
+        ["mpiml.starter"],
+        ["mpiml.run", "mpiml.doctor", "mpiml.bench"],
+        ["mpiml.cli"],
+    ],
+}
+MPI_FROM = "world"  # only this floor and those above it import mpi4py
+MAX_MODULE = 400
+MAX_FUNCTION = 50  # lines of code and comments; the docstring is free
+
+STEPS = [(floor, step) for floor, steps in FLOORS.items() for step in steps]
+LEVEL = {name: level for level, (_, step) in enumerate(STEPS) for name in step}
+FLOOR_OF = {name: floor for floor, step in STEPS for name in step}
+NAMES = list(FLOORS)
+MODULES = {
+    ".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): p
+    for p in sorted((ROOT / "mpiml").rglob("*.py"))
+}
+
+
+def tree(module):
+    return ast.parse(MODULES[module].read_text())
+
+
+def imports_of(module):
+    """Every module that `module` imports, inside functions and for types too."""
+    for node in ast.walk(tree(module)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                yield name if name in LEVEL or name in MODULES else node.module
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_point_down(module):
+    assert module in LEVEL, f"give {module} a place in FLOORS"
+    ours = {n for n in imports_of(module) if n.split(".")[0] == "mpiml"}
+    unknown = ours - LEVEL.keys()
+    assert not unknown, f"{module} imports {sorted(unknown)}, which have no place in FLOORS"
+    wrong = sorted(n for n in ours if LEVEL[n] >= LEVEL[module])
+    assert not wrong, (
+        f"{module} (floor {FLOOR_OF[module]}) may not import "
+        f"{[f'{n} ({FLOOR_OF[n]})' for n in wrong]}: imports point to lower steps only"
+    )
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_mpi_is_imported_from_world_up(module):
+    if NAMES.index(FLOOR_OF[module]) < NAMES.index(MPI_FROM):
+        mpi = [n for n in imports_of(module) if n.split(".")[0] == "mpi4py"]
+        assert not mpi, f"{module} is below {MPI_FROM} and may not import {mpi}"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_modules_and_functions_stay_small(module):
+    lines = len(MODULES[module].read_text().splitlines())
+    assert lines <= MAX_MODULE, f"{module} has {lines} lines, at most {MAX_MODULE}"
+    long = {}
+    for node in ast.walk(tree(module)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            size = node.end_lineno - node.lineno + 1
+            if ast.get_docstring(node) is not None:
+                size -= node.body[0].end_lineno - node.body[0].lineno + 1
+            if size > MAX_FUNCTION:
+                long[node.name] = size
+    assert not long, f"{module}: functions over {MAX_FUNCTION} lines: {long}"
+
+
+def top_level(statements):
+    """Names that the statements bind, those under `if` and `try` too, imports apart."""
+    for node in statements:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Assign):
+            for target in node.targets:
+                yield from (n.id for n in ast.walk(target) if isinstance(n, ast.Name))
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            yield node.target.id
+        elif isinstance(node, ast.If | ast.Try):
+            handlers = [s for h in getattr(node, "handlers", ()) for s in h.body]
+            yield from top_level(node.body + handlers + node.orelse)
+
+
+def declared(module):
+    """Return `__all__` as it is written, or None."""
+    for node in tree(module).body:
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        )
+        if any(isinstance(t, ast.Name) and t.id == "__all__" for t in targets):
+            return ast.literal_eval(node.value)
+    return None
+
+
+PLAIN = [m for m in MODULES if MODULES[m].stem not in ("__init__", "__main__")]
+PACKAGES = [m for m in MODULES if MODULES[m].stem == "__init__"]
+
+
+@pytest.mark.parametrize("module", PLAIN)
+def test_all_is_exactly_the_public_names(module):
+    names = declared(module)
+    assert names is not None, f"{module} has no __all__"
+    real = {n for n in top_level(tree(module).body) if not n.startswith("_")}
+    # ruff's RUF022 keeps the order: constants, classes, functions, each sorted
+    assert len(names) == len(set(names)), f"{module}.__all__ has duplicates"
+    again = {  # names of other modules of ours may be passed on
+        alias.asname or alias.name
+        for node in ast.walk(tree(module))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "mpiml"
+        for alias in node.names
+    }
+    assert real <= set(names) <= real | again, (
+        f"{module}.__all__: not there {sorted(set(names) - real - again)}, "
+        f"missing {sorted(real - set(names))} (or give them an underscore)"
+    )
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_name_of_a_package_exists(package):
+    names = declared(package)
+    assert names is not None, f"{package} has no __all__"
+    # in a child: a name may bring MPI with it, and this process must never start MPI
+    code = f"import {package} as p\nfor n in {names}: getattr(p, n)"
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.skipif("mpiml" not in MODULES, reason="mpiml/__init__.py does not exist yet")
+def test_importing_mpiml_starts_no_mpi():
+    code = "import mpiml, sys; sys.exit('mpi4py.MPI' in sys.modules)"
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == 0, ended.stderr or "import mpiml imported mpi4py.MPI"
+
+
+def test_the_plan_names_each_module_once():
+    names = [name for _, step in STEPS for name in step]
+    assert len(names) == len(set(names))
