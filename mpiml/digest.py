@@ -1,0 +1,288 @@
+"""The digest that all ranks compare before anything starts, and `stable_hash`.
+
+`describe` lists what must be equal on all ranks as (name, text) lines, `digest` makes 32
+bytes of them, and where these differ the lines are exchanged and `first_difference` says
+what to look at. Nothing in the lines depends on addresses, ids, or string hashes.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+from mpiml.errors import UsageError
+from mpiml.fingerprint import Describer, own_path, sha256
+from mpiml.graph import Member, arguments
+from mpiml.program import Program
+
+try:  # the module behind hashlib, which would load OpenSSL
+    from _blake2 import blake2b
+except ImportError:  # pragma: no cover - other builds of Python
+    from hashlib import blake2b
+
+__all__ = ["describe", "digest", "first_difference", "stable_hash"]
+
+_NAMED: Final = 5  # ranks that a message lists
+_ABSENT: Final = "absent"
+
+
+def describe(
+    program: Program, file: str | os.PathLike[str] | None = None
+) -> list[tuple[str, str]]:
+    """Return what must be equal on all ranks, the likelier causes first.
+
+    Parameters
+    ----------
+    program : Program
+        As built on this rank.
+    file : path, optional
+        The file that built it. With it, the file and the modules that were imported from
+        below its folder count by content (installed packages never do).
+
+    Returns
+    -------
+    list of (name, text)
+        Names are unique. Versions come first, then files, then the graph.
+
+    Raises
+    ------
+    OSError
+        The file cannot be read.
+    """
+    folder = None if file is None else os.path.dirname(os.path.abspath(file))
+    describer = Describer(folder)
+    lines = _versions()
+    if file is not None and folder is not None:
+        lines.extend(_sources(os.path.abspath(file), folder))
+    lines.append(("name of the program", program.name))
+    for unit in program.units:
+        lines.append((f"placement of {unit.label}", repr(unit.placement)))
+    for index, role in enumerate(program.roles):
+        lines.append((f"role {index}", f"{role.label}, replicas {role.replicas!r}"))
+    for role in program.roles:
+        for number, member in enumerate(role.members):
+            where = role.label if len(role.members) == 1 else f"{role.label} (part {number})"
+            lines.extend(_member(describer, member, where))
+    return lines
+
+
+def digest(lines: Iterable[tuple[str, str]]) -> bytes:
+    """Return 32 bytes that are equal where the lines are."""
+    total = sha256()
+    for line in lines:
+        for part in line:
+            data = part.encode("utf-8", "backslashreplace")
+            total.update(b"%d:" % len(data))
+            total.update(data)
+    return bytes(total.digest())
+
+
+def first_difference(lines_of_ranks: Sequence[Sequence[tuple[str, str]]]) -> str:
+    """Return which line differs first, what it says where, and which ranks are odd.
+
+    Parameters
+    ----------
+    lines_of_ranks : sequence of lists of (name, text)
+        What `describe` returned on each rank, in rank order.
+
+    Returns
+    -------
+    str
+        One sentence, for instance ``"argument 1 of worker" is 3 on rank 2, and 4 on the
+        other 3 ranks``; empty where all are equal. Most ranks are right, on a tie the
+        lowest.
+    """
+    tables = [dict(lines) for lines in lines_of_ranks]
+    names: dict[str, None] = {}
+    for table in sorted(tables, key=lambda table: -tables.count(table)):
+        names.update(dict.fromkeys(table))
+    for name in names:
+        groups: dict[str, list[int]] = {}
+        for rank, table in enumerate(tables):
+            groups.setdefault(table.get(name, _ABSENT), []).append(rank)
+        if len(groups) > 1:
+            return _difference(name, groups)
+    return ""
+
+
+def stable_hash(value: Any) -> int:
+    """Return a hash that is the same in every process, unlike Python's of a string.
+
+    Equal values have equal hashes: 1, 1.0 and True, equal dicts and sets in any order, a
+    NumPy scalar and its Python value.
+
+    Parameters
+    ----------
+    value : str, bytes, number, None, or tuples, lists, dicts and sets of these
+        What to hash.
+
+    Returns
+    -------
+    int
+        64 bits, not negative.
+
+    Raises
+    ------
+    UsageError
+        It holds a value of another type.
+    """
+    try:
+        data = _raw(value)
+    except RecursionError:
+        raise UsageError(
+            "stable_hash: the value holds itself, or is nested too deep."
+        ) from None
+    return int.from_bytes(blake2b(data, digest_size=8).digest(), "little")
+
+
+def _versions() -> list[tuple[str, str]]:
+    import numpy as np
+
+    python = ".".join(map(str, sys.version_info[:3]))
+    return [
+        ("version of Python", f"{sys.implementation.name} {python}"),
+        ("version of mpiml", str(getattr(sys.modules.get("mpiml"), "__version__", "unknown"))),
+        ("version of numpy", np.__version__),
+    ]
+
+
+def _sources(file: str, folder: str) -> list[tuple[str, str]]:
+    """Return the content of the program's file and of the modules below its folder."""
+    paths = {file}
+    roots = {folder, os.path.realpath(folder)}
+    ours = os.path.dirname(__file__)  # counts by version
+    for module in list(sys.modules.values()):
+        path = getattr(module, "__dict__", {}).get("__file__")
+        if not isinstance(path, str) or path.startswith(ours):
+            continue
+        if any(own_path(path, root) for root in roots):
+            paths.add(path)
+    named: dict[str, str] = {}
+    for path in paths:
+        for root in roots:
+            if path.startswith(root.rstrip(os.sep) + os.sep):
+                named[os.path.relpath(path, root)] = path
+                break
+    first = os.path.basename(file)
+    return [
+        (f"file {name}", _content(named[name], required=name == first))
+        for name in sorted(named, key=lambda name: (name != first, name))
+    ]
+
+
+def _content(path: str, required: bool) -> str:
+    try:
+        with open(path, "rb") as stream:
+            data = stream.read()
+    except OSError as error:
+        if required:
+            raise
+        return f"cannot be read: {error.strerror}"
+    return f"{len(data)} bytes, sha256 {sha256(data).hexdigest()[:16]}"
+
+
+def _member(describer: Describer, member: Member, where: str) -> list[tuple[str, str]]:
+    node, settings, replicas = member
+    lines = [
+        (f"kind of {where}", f"{node.kind}, replicas {replicas!r}"),
+        (
+            f"settings of {where}",
+            ", ".join(f"{k}={v!r}" for k, v in settings._asdict().items()),
+        ),
+        (f"code of {where}", describer.callable(node.callable)),
+    ]
+    lines.extend((f"{name} of {where}", describer.text(v)) for name, v in arguments(node))
+    return lines
+
+
+def _difference(name: str, groups: dict[str, list[int]]) -> str:
+    texts = sorted(groups, key=lambda text: (-len(groups[text]), groups[text][0]))
+    usual, odd = texts[0], texts[1:]
+    parts = [f"{text} on {_ranks(groups[text])}" for text in odd[:3]]
+    if len(odd) > 3:
+        parts.append(f"{len(odd) - 3} other values on other ranks")
+    count = len(groups[usual])
+    rest = f"the other {count} ranks" if count > _NAMED else _ranks(groups[usual])
+    return f'"{name}" is {", ".join(parts)}, and {usual} on {rest}'
+
+
+def _ranks(ranks: list[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    shown = ", ".join(str(rank) for rank in ranks[:_NAMED])
+    more = len(ranks) - _NAMED
+    return f"ranks {shown} and {more} more" if more > 0 else f"ranks {shown}"
+
+
+def _raw(value: Any) -> bytes:
+    """Return bytes that are equal where the values are, and different where they are not."""
+    encode = _ENCODERS.get(type(value))
+    if encode is None:
+        encode = _encoder_of(value)
+    return encode(value)
+
+
+def _encoded(value: Any) -> bytes:
+    """Return the same with its length, so that parts can stand side by side."""
+    data = _raw(value)
+    return b"%d:" % len(data) + data
+
+
+def _encoder_of(value: Any) -> Callable[[Any], bytes]:
+    """Return the encoder of a value of a subclass, or of a NumPy scalar."""
+    if hasattr(value, "dtype") and hasattr(value, "item") and not hasattr(value, "__len__"):
+        return lambda scalar: _raw(scalar.item())
+    for cls in type(value).__mro__:
+        if cls in _ENCODERS:
+            return _ENCODERS[cls]
+    if hasattr(value, "as_integer_ratio"):  # Fraction, Decimal
+        return _real
+    raise UsageError(
+        f"stable_hash: a value of type {type(value).__qualname__} has no hash that is the same "
+        "in every process. It takes str, bytes, numbers, None, and tuples, lists, dicts and "
+        "sets of these."
+    )
+
+
+def _real(value: Any) -> bytes:
+    try:
+        over, under = value.as_integer_ratio()
+    except (OverflowError, ValueError):  # infinite, or not a number
+        return b"n" + str(float(value)).encode()
+    return b"n%x/%x" % (over, under)
+
+
+def _complex(value: complex) -> bytes:
+    return (
+        _real(value.real) if value.imag == 0 else _real(value.real) + b"j" + _real(value.imag)
+    )
+
+
+def _sequence(tag: bytes) -> Callable[[Iterable[Any]], bytes]:
+    return lambda items: tag + b"".join([_encoded(item) for item in items])
+
+
+def _dict(value: dict[Any, Any]) -> bytes:
+    items = sorted([_encoded(key) + _encoded(item) for key, item in value.items()])
+    return b"d" + b"".join(items)
+
+
+def _set(value: Iterable[Any]) -> bytes:
+    return b"{" + b"".join(sorted([_encoded(item) for item in value]))
+
+
+_ENCODERS: Final[dict[type, Callable[[Any], bytes]]] = {
+    type(None): lambda _: b"0",
+    str: lambda text: b"s" + text.encode("utf-8", "surrogatepass"),
+    bytes: lambda data: b"b" + bytes(data),
+    bytearray: lambda data: b"b" + bytes(data),
+    bool: _real,
+    int: _real,
+    float: _real,
+    complex: _complex,
+    tuple: _sequence(b"("),
+    list: _sequence(b"["),
+    dict: _dict,
+    set: _set,
+    frozenset: _set,
+}
