@@ -1,0 +1,266 @@
+"""What the environment says: the only reader of launcher and ``MPIML_*`` variables.
+
+A foreign variable that is malformed counts as unset, since it is not ours to judge; an
+``MPIML_*`` one that is unknown or malformed is a `UsageError`, since a typing error would
+otherwise be a setting silently ignored.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from mpiml.errors import UsageError
+
+__all__ = ["BUILD_VARIABLES", "VARIABLES", "Config", "inner_environ"]
+
+BUILD_VARIABLES = frozenset({"MPIML_CUDA", "MPIML_SANITIZE"})
+"""Read by CMake when mpiml is built: known, and without meaning at run time."""
+
+_FIRST_SPECIAL_STEP = 0xFFFFFFF0
+"""Slurm numbers its batch, extern and interactive steps from the top of 32 bits down."""
+
+_SWITCH = {"1": True, "on": True, "true": True, "yes": True}
+_SWITCH |= {"0": False, "off": False, "false": False, "no": False}
+_UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+
+
+def _number(low: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        value = int(text)
+        if value < low:
+            raise ValueError(f"a whole number of at least {low}")
+        return value
+
+    return read
+
+
+def _size(text: str) -> int:
+    unit = _UNITS.get(text[-1:].lower(), 1)
+    value = int(text[:-1] if unit > 1 else text) * unit
+    if value < 1:
+        raise ValueError("at least 1 byte")
+    return value
+
+
+def _switch(text: str) -> bool:
+    return _SWITCH[text.lower()]
+
+
+def _probe(text: str) -> str:
+    if text not in ("auto", "on", "off"):
+        raise ValueError
+    return text
+
+
+def _text(text: str) -> str:
+    if not text:
+        raise ValueError
+    return text
+
+
+VARIABLES: dict[str, tuple[str, Callable[[str], object], str]] = {
+    "MPIML_DOORBELL": ("doorbell", _switch, "on or off"),
+    "MPIML_HOST_SIZE": ("host_size", _number(1), "a whole number of at least 1"),
+    "MPIML_LAUNCHER_HOST": ("launcher_host", _text, "a host name"),
+    "MPIML_LAUNCHER_PID": ("launcher_pid", _number(1), "a process id"),
+    "MPIML_MATCHED_PROBE": ("matched_probe", _probe, "auto, on or off"),
+    "MPIML_NO_CMA": ("no_cma", _switch, "on or off"),
+    "MPIML_SPIN_US": ("spin_us", _number(0), "a whole number of microseconds, 0 or more"),
+    "MPIML_WINDOW_BYTES": ("window_bytes", _size, "a number of bytes such as 16777216 or 16M"),
+    "MPIML_WINDOW_MESSAGES": ("window_messages", _number(1), "a whole number of at least 1"),
+}
+"""Every ``MPIML_*`` variable: the field of `Config` it sets, its reader, what it may be."""
+
+
+class Config(NamedTuple):
+    """The environment of this process, read once and frozen.
+
+    Attributes
+    ----------
+    launcher
+        Who started this rank: ``"openmpi"``, ``"mpich"``, ``"slurm"`` (srun with a PMI), or
+        None. Its hints are None without it, and where it does not say; MPI has the last word.
+    slurm_step_tasks
+        Tasks of the job step this process runs in; None outside a step.
+    singleton_trap
+        srun started several tasks without a PMI: each would be "rank 0 of 1".
+    cpus_per_task
+        Cores that Slurm gave each task, where the user asked for a number.
+    gpus_private
+        Slurm shows each task only its own GPUs, so equal device numbers of two ranks of a
+        host are different devices.
+    cuda_visible_devices, omp_set
+        ``CUDA_VISIBLE_DEVICES`` as it stands; whether ``OMP_NUM_THREADS`` is set.
+    launcher_pid, launcher_host
+        The process that mpiml's own starter says to watch, and the host where it runs.
+    spin_us, window_messages, window_bytes, matched_probe, doorbell, no_cma
+        Tunables of the engine, each overridden by the variable of its name in `VARIABLES`.
+    host_size
+        For tests: pretend that a host has so many ranks.
+    """
+
+    rank_hint: int | None = None
+    size_hint: int | None = None
+    local_rank_hint: int | None = None
+    local_size_hint: int | None = None
+    launcher: str | None = None
+    slurm_step_tasks: int | None = None
+    singleton_trap: bool = False
+    cpus_per_task: int | None = None
+    gpus_private: bool = False
+    cuda_visible_devices: str | None = None
+    omp_set: bool = False
+    launcher_pid: int | None = None
+    launcher_host: str | None = None
+    spin_us: int = 50
+    window_messages: int = 128
+    window_bytes: int = 16 << 20
+    matched_probe: str = "auto"
+    doorbell: bool = True
+    no_cma: bool = False
+    host_size: int | None = None
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str] | None = None) -> "Config":
+        """Read the environment.
+
+        Local: no MPI.
+
+        Parameters
+        ----------
+        environ
+            The variables; those of this process by default.
+
+        Raises
+        ------
+        UsageError
+            An ``MPIML_*`` variable is unknown or its value is not one; names it.
+        """
+        environ = os.environ if environ is None else environ
+        base = cls(
+            cpus_per_task=_whole(environ, "SLURM_CPUS_PER_TASK"),
+            cuda_visible_devices=environ.get("CUDA_VISIBLE_DEVICES"),
+            omp_set="OMP_NUM_THREADS" in environ,
+        )
+        return base._replace(**_launched(environ), **_own(environ))
+
+
+def inner_environ(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return a copy of the environment that is fit to start another MPI job from.
+
+    Local: no MPI. An outer job's rank variables would make the inner ranks believe that they
+    belong to it, and the task layout of a Slurm script (``SLURM_NTASKS_PER_NODE`` and the
+    like) would bend the inner launcher's srun. What describes the allocation stays.
+    """
+    environ = os.environ if environ is None else environ
+    return {key: value for key, value in environ.items() if not _outer(key)}
+
+
+def _outer(key: str) -> bool:
+    if key.startswith(("OMPI_MCA_", "PMIX_MCA_")):
+        return False
+    return (
+        key.startswith(("OMPI_COMM_WORLD_", "PMI_", "PMIX_", "MPI_LOCAL", "SLURM_STEP"))
+        or key.startswith("SLURM_NTASKS")
+        or key in ("SLURM_NPROCS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_DISTRIBUTION")
+        or key in ("MPIML_LAUNCHER_PID", "MPIML_LAUNCHER_HOST")
+    )
+
+
+def _own(environ: Mapping[str, str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name in environ:
+        if not name.startswith("MPIML_") or name in BUILD_VARIABLES:
+            continue
+        if name not in VARIABLES:
+            known = ", ".join(sorted(VARIABLES))
+            raise UsageError(
+                f"environment: {name} is not a variable of mpiml; those are {known}."
+            )
+        field, read, wanted = VARIABLES[name]
+        try:
+            found[field] = read(environ[name].strip())
+        except (ValueError, KeyError):
+            raise UsageError(
+                f"environment: {name}: expected {wanted}, got {environ[name]!r}. "
+                "Set it to such a value, or unset it."
+            ) from None
+    return found
+
+
+def _whole(environ: Mapping[str, str], *names: str) -> int | None:
+    """Return the first of these variables that is a whole number, 0 or more."""
+    for name in names:
+        text = environ.get(name, "")
+        if text.isascii() and text.isdigit():
+            return int(text)
+    return None
+
+
+def _launched(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Tell the launcher and its hints, from the most specific sign to the least."""
+    step = _whole(environ, "SLURM_STEP_ID", "SLURM_STEPID")
+    in_step = step is not None and step < _FIRST_SPECIAL_STEP
+    tasks = _whole(environ, "SLURM_STEP_NUM_TASKS") if in_step else None
+    facts: dict[str, Any] = {"slurm_step_tasks": tasks}
+    ompi = _whole(environ, "OMPI_COMM_WORLD_RANK")
+    pmi = _whole(environ, "PMI_RANK")
+    pmix = _whole(environ, "PMIX_RANK")
+    # Inside an allocation mpirun starts its daemons by srun, so its ranks inherit a step:
+    # what mpirun itself says goes before anything of Slurm's.
+    if ompi is not None:
+        facts |= {
+            "launcher": "openmpi",
+            "rank_hint": ompi,
+            "size_hint": _whole(environ, "OMPI_COMM_WORLD_SIZE"),
+            "local_rank_hint": _whole(environ, "OMPI_COMM_WORLD_LOCAL_RANK"),
+            "local_size_hint": _whole(environ, "OMPI_COMM_WORLD_LOCAL_SIZE"),
+        }
+    elif pmi is not None and (not in_step or "MPI_LOCALRANKID" in environ):
+        facts |= {
+            "launcher": "mpich",
+            "rank_hint": pmi,
+            "size_hint": _whole(environ, "PMI_SIZE"),
+            "local_rank_hint": _whole(environ, "MPI_LOCALRANKID"),
+            "local_size_hint": _whole(environ, "MPI_LOCALNRANKS"),
+        }
+    elif pmi is not None or pmix is not None:
+        facts |= _srun(environ, tasks, pmi if pmi is not None else pmix, in_step)
+    elif tasks is not None and tasks > 1:
+        facts |= _srun(environ, tasks, _whole(environ, "SLURM_PROCID"), in_step)
+        facts["singleton_trap"] = True
+    return facts
+
+
+def _srun(
+    environ: Mapping[str, str], tasks: int | None, rank: int | None, in_step: bool
+) -> dict[str, Any]:
+    if not in_step:  # a PMIx server of something else: only the rank is known
+        return {"launcher": "openmpi", "rank_hint": rank}
+    bound = environ.get("SLURM_GPU_BIND", "").removeprefix("verbose,")
+    return {
+        "launcher": "slurm",
+        "rank_hint": rank,
+        "size_hint": tasks,
+        "local_rank_hint": _whole(environ, "SLURM_LOCALID"),
+        "local_size_hint": _tasks_here(environ),
+        "gpus_private": "SLURM_GPUS_PER_TASK" in environ
+        or "gpu" in environ.get("SLURM_TRES_PER_TASK", "")
+        or bound.startswith(("single", "per_task")),
+    }
+
+
+def _tasks_here(environ: Mapping[str, str]) -> int | None:
+    """Read this host's entry in Slurm's run-length list, such as ``4(x2),3``."""
+    here = _whole(environ, "SLURM_NODEID")
+    if here is None:
+        return None
+    for entry in environ.get("SLURM_STEP_TASKS_PER_NODE", "").split(","):
+        count, _, times = entry.partition("(x")
+        times = times.removesuffix(")") or "1"
+        if not (count.isdigit() and times.isdigit()):
+            return None
+        here -= int(times)
+        if here < 0:
+            return int(count)
+    return None
