@@ -13,8 +13,11 @@ from mpiml.errors import UsageError
 
 __all__ = ["BUILD_VARIABLES", "VARIABLES", "Config", "inner_environ"]
 
-BUILD_VARIABLES = frozenset({"MPIML_CUDA", "MPIML_SANITIZE"})
-"""Read by CMake when mpiml is built: known, and without meaning at run time."""
+BUILD_VARIABLES = frozenset({"MPIML_CUDA", "MPIML_NATIVE_ARCH", "MPIML_SANITIZE"})
+"""Read by CMake when mpiml is built: known, and without meaning at run time.
+
+So are those that begin with ``MPIML_TEST_``, which steer mpiml's own test scripts.
+"""
 
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 """Slurm numbers its batch, extern and interactive steps from the top of 32 bits down."""
@@ -170,7 +173,9 @@ def _outer(key: str) -> bool:
 def _own(environ: Mapping[str, str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in environ:
-        if not name.startswith("MPIML_") or name in BUILD_VARIABLES:
+        if not name.startswith("MPIML_") or name.startswith("MPIML_TEST_"):
+            continue
+        if name in BUILD_VARIABLES:
             continue
         if name not in VARIABLES:
             known = ", ".join(sorted(VARIABLES))
