@@ -28,12 +28,15 @@ class Ask(NamedTuple):
         replica), ``with_`` (label of a role: on the same host).
     weight
         Nodes in one unit; more than 1 for a colocation.
+    holds
+        Labels of the roles inside a colocation, which ``with_`` may name too.
     """
 
     label: str
     replicas: int | None = 1
     placement: Any = None
     weight: int = 1
+    holds: tuple[str, ...] = ()
 
 
 def read_replicas(
@@ -173,7 +176,9 @@ def _beside(asks: Sequence[Ask], index: int, label: str | None) -> int | None:
     if label is None:
         return None
     for other, ask in enumerate(asks):
-        if ask.label == label and other != index:
+        if other != index and label in (ask.label, *ask.holds):
             return other
+    if label in asks[index].holds:  # on the same rank already
+        return None
     others = ", ".join(ask.label for i, ask in enumerate(asks) if i != index) or "no other role"
     raise refused(asks[index].label, f"with_={label!r}", others, "Name one of these.")

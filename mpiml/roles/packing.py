@@ -12,7 +12,7 @@ from typing import NamedTuple
 from mpiml.errors import PlacementError
 from mpiml.hosts import Hosts
 
-__all__ = ["Item", "Role", "pack"]
+__all__ = ["Counts", "Item", "Role", "pack"]
 
 _BUDGET = 3000
 """Layouts of single items that one search looks at before it settles for less."""
@@ -21,6 +21,7 @@ _LAST_BUDGET = 20_000
 """The same for the search that decides between a layout and a refusal."""
 
 Counts = tuple[int, ...]
+"""Ranks of every host, in the order of the table of hosts."""
 
 
 class Role(NamedTuple):

@@ -300,6 +300,14 @@ def test_with_that_does_not_fit():
     assert "wanted 2 ranks with with_='a'" in text
 
 
+def test_with_a_role_inside_a_colocation():
+    both = Ask("both", 2, {"with_": "right"}, 2, ("left", "right"))
+    hosts = hosts_of(2, 2)
+    plan = place([both, Ask("b", 1, {"with_": "left"}), Ask("c")], hosts_of(3, 1))
+    assert plan.ranks == ((0, 1), (2,), (3,))
+    assert "'b'" in refusal([both, Ask("b", 1, {"with_": "middle"}), Ask("c")], hosts)
+
+
 def test_with_both_ways_and_pairwise():
     hosts = hosts_of(2, 2)
     asks = [
