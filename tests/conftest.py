@@ -30,6 +30,9 @@ def pytest_configure(config):
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session):
     """Only rank 0 reports; the others say something only when they fail."""
+    for plugin in session.config.pluginmanager.get_plugins():
+        if type(plugin).__name__ == "MPIPlugin":
+            plugin._is_testing_mpi = False  # its closing pages; our header line says enough
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if RANK > 0 and reporter is not None:
         reporter._tw._file = open(os.devnull, "w")  # noqa: SIM115 - lives as long as the process
@@ -41,7 +44,7 @@ def pytest_report_header():
         return f"mpi: {vendor() or 'none'}, launcher {launcher() or 'none'}, not started"
     from mpi4py import MPI
 
-    library = MPI.Get_library_version().strip().splitlines()[0]
+    library = MPI.Get_library_version().strip("\0\n ").splitlines()[0]
     if LEG and LIBRARIES[LEG] not in MPI.Get_library_version():
         abort(f"MPIML_TEST_LEG={LEG}, but mpi4py loaded {library}")
     if MPI.COMM_WORLD.size != WORLD:

@@ -115,6 +115,7 @@ def _installed(name):
 def environment(**changes):
     """Return os.environ made fit for starting mpiexec; a change to None removes a variable."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(RANK_PREFIXES)}
+    env.pop("PYTHONUNBUFFERED", None)  # writes words, not lines: MPICH mixes them over ranks
     for name, value in SETTINGS.items():
         env.setdefault(name, value)
     if os.getuid() == 0:
