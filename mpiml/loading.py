@@ -1,0 +1,221 @@
+"""From a program's file to its `Program`: import the file, read `build`'s parameters, call it.
+
+Nothing here touches MPI, prints, or exits, so of many ranks one can speak for all.
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mpiml.errors import UsageError
+from mpiml.program import Program
+from mpiml.settings import FILL
+
+__all__ = ["Help", "call_build", "check_file", "load"]
+
+PROG = "mpiml run"
+
+
+class Help(Exception):
+    """Local: the user asked for help; the text of it is the message, and the status is 0."""
+
+
+def check_file(file: Path) -> None:
+    """Raise a `UsageError` where `file` is not a file. Local: no MPI."""
+    if file.is_dir():
+        raise UsageError(f"{file}: expected a Python file, got a folder.")
+    if not file.exists():
+        raise UsageError(f"{file}: there is no such file (looked in {Path.cwd()}).")
+
+
+def load(file: Path, name: str = "build") -> Callable[..., object]:
+    """Import `file` under its own name and return its function `name`.
+
+    Local: so the guard ``if __name__ == "__main__"`` stays closed, and classes of the file
+    pickle by reference. ``sys.path[0]`` becomes the file's folder, as Python itself does it.
+
+    Raises
+    ------
+    UsageError
+        There is no such file or function, or the file's name is taken by another module.
+    BaseException
+        Whatever the file raises while it is imported.
+    """
+    check_file(file)
+    module = _import(file.absolute())
+    build = getattr(module, name, None)
+    if build is None:
+        raise UsageError(_no_build(file, name, module))
+    if not callable(build):
+        raise UsageError(
+            f"{file}: {name!r} is a {type(build).__name__}, expected a function that returns "
+            f"an mpiml.Program: `def {name}() -> mpiml.Program:`.",
+        )
+    return build  # type: ignore[no-any-return]
+
+
+def _no_build(file: Path, name: str, module: object) -> str:
+    functions = [
+        key for key, value in vars(module).items()
+        if callable(value) and getattr(value, "__module__", None) == vars(module)["__name__"]
+        and not isinstance(value, type) and not key.startswith("_")
+    ]  # fmt: skip
+    has = f"it has {', '.join(sorted(functions))}" if functions else "it has no functions"
+    if name != "build":
+        return f"{file}: there is no function {name!r} ({has})."
+    return (
+        f"{file}: there is no function 'build' ({has}). Name another one as {file}:NAME. "
+        "A file without build is a task script, which comes with mpiml.tasks."
+    )
+
+
+def _import(path: Path) -> object:
+    import importlib.machinery
+    import importlib.util
+
+    name = path.stem.replace(".", "_")  # a dot would ask for a package of that name
+    known = sys.modules.get(name)
+    if known is not None and _same(getattr(known, "__file__", None), path):
+        return known
+    _refuse_taken(name, path)
+    if sys.path:
+        sys.path[0] = str(path.parent)
+    else:
+        sys.path.append(str(path.parent))
+    loader = importlib.machinery.SourceFileLoader(name, str(path))
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # before it runs: dataclasses and pickle look it up there
+    try:
+        loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(name, None)
+        raise
+    return module
+
+
+def _same(file: str | None, path: Path) -> bool:
+    return file is not None and Path(file).exists() and path.samefile(file)
+
+
+def _refuse_taken(name: str, path: Path) -> None:
+    """Refuse numpy.py: everything imported later would find it in numpy's place."""
+    import importlib.util
+
+    owner: str | None = None
+    if name in sys.modules:
+        owner = getattr(sys.modules[name], "__file__", None) or "built into Python"
+    elif name in sys.stdlib_module_names:
+        owner = "Python's standard library"
+    elif name != "test":  # Python's own test suite, which no program imports
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.origin is not None and not _same(spec.origin, path):
+            owner = spec.origin
+    if owner is not None:
+        raise UsageError(
+            f"{path.name}: the module name {name!r} is taken ({owner}), and classes of a "
+            f"program are pickled by it. Rename the file, to my_{name}.py for instance.",
+        )
+
+
+def call_build(build: Callable[..., object], args: tuple[str, ...] = ()) -> Program:
+    """Call `build` with its parameters read from `args`.
+
+    Local: types bool, int, float, str, Path, Literal, Optional, list and dataclasses;
+    defaults from the signature. A parameter whose default is `FILL` takes a number or the
+    word FILL.
+
+    Raises
+    ------
+    UsageError
+        The arguments do not fit, or `build` returned something else than a `Program`.
+    Help
+        ``--help`` is among the arguments.
+    """
+    import inspect
+
+    try:
+        inspect.signature(build).bind()
+        complete = not args
+    except TypeError:  # a parameter without a default: tyro says which
+        complete = False
+    positional, keywords = ((), {}) if complete else _read(build, args)
+    program = build(*positional, **keywords)
+    if not isinstance(program, Program):
+        hint = " Did it forget to return it?" if program is None else ""
+        raise UsageError(
+            f"{build.__module__}.{build.__qualname__}: expected it to return an "
+            f"mpiml.Program, got {type(program).__name__}.{hint}",
+        )
+    return program
+
+
+def _read(
+    build: Callable[..., object], args: tuple[str, ...]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments for `build`, by tyro, which every rank pays for."""
+    import contextlib
+    import io
+
+    try:
+        import tyro
+    except ImportError as error:
+        raise UsageError(
+            "options after the file are read by tyro, which is not installed: "
+            f"`{sys.executable} -m pip install tyro`.",
+        ) from error
+    stdout, stderr = io.StringIO(), io.StringIO()
+    file = Path(build.__code__.co_filename).name if hasattr(build, "__code__") else "build"
+    try:
+        with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
+            return tyro.cli(
+                _recorder(build),
+                args=list(args),
+                prog=f"{PROG} {file}",
+                description=build.__doc__ or "",
+            )
+    except SystemExit as end:
+        if end.code in (0, None):
+            raise Help(stdout.getvalue()) from None
+        text = stderr.getvalue() or stdout.getvalue()
+        raise UsageError(f"usage: {PROG} {file} [options]\n{text.rstrip()}") from None
+
+
+def _recorder(
+    build: Callable[..., object],
+) -> Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Return a function with the signature of `build` that only notes its arguments.
+
+    The file's own output must not go where tyro's goes, so tyro never calls `build`.
+    """
+    import inspect
+    import typing
+
+    import tyro
+
+    word = tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="INT|FILL",
+        instance_from_str=lambda texts: FILL if texts[0].upper() == "FILL" else int(texts[0]),
+        is_instance=lambda value: isinstance(value, int),
+        str_from_instance=lambda value: [repr(value)],
+    )
+    signature = inspect.signature(build)
+    hints = typing.get_type_hints(build, include_extras=True)
+    parameters = []
+    for parameter in signature.parameters.values():
+        hint = hints.get(parameter.name, parameter.annotation)
+        if parameter.default is FILL:
+            hint = typing.Annotated[int, word]
+            hints[parameter.name] = hint
+        parameters.append(parameter.replace(annotation=hint))
+
+    def record(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return args, kwargs
+
+    record.__name__, record.__doc__ = build.__name__, build.__doc__
+    record.__annotations__ = hints
+    record.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return record
