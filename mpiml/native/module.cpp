@@ -1,0 +1,17 @@
+// Binds every native function; the work is in the other files of this folder.
+#include <nanobind/nanobind.h>
+
+namespace nb = nanobind;
+void bind_doorbell(nb::module_ &m);
+void bind_pool(nb::module_ &m);
+void bind_memory(nb::module_ &m);
+
+NB_MODULE(_native, m) {
+    m.doc() = "Doorbells, recycled memory and copies over plain buffers. Nothing here calls MPI.";
+    // A job may end by os._exit, an abort or with daemon threads that still hold
+    // blocks: what lives then is no leak, and the report would hide the real error.
+    nb::set_leak_warnings(false);
+    bind_doorbell(m);
+    bind_pool(m);
+    bind_memory(m);
+}
