@@ -55,10 +55,9 @@ def describe(
     if file is not None and folder is not None:
         lines.extend(_sources(os.path.abspath(file), folder))
     lines.append(("name of the program", program.name))
-    for unit in program.units:
-        lines.append((f"placement of {unit.label}", repr(unit.placement)))
     for index, role in enumerate(program.roles):
         lines.append((f"role {index}", f"{role.label}, replicas {role.replicas!r}"))
+    lines.extend((f"placement of {unit.label}", repr(unit.placement)) for unit in program.units)
     for role in program.roles:
         for number, member in enumerate(role.members):
             where = role.label if len(role.members) == 1 else f"{role.label} (part {number})"

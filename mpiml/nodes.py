@@ -45,7 +45,7 @@ class Node:
     __slots__ = ("args", "callable", "home", "kwargs", "state")
 
     home: str | None
-    """``program 'name', node 'label'`` once it was added."""
+    """``Program 'name', node 'label'`` once it was added."""
     state: str
     """``new``, ``configured`` or ``launched``."""
 
@@ -67,7 +67,7 @@ class Node:
         """
         if self.state != "new":
             raise UsageError(
-                f"{self.home or self!r}: configure() comes too late, the node was "
+                f"{self.home or repr(self)}: configure() comes too late, the node was "
                 f"{self.state} already. Give all its arguments in one call, before launch."
             )
         self.args = args
@@ -109,7 +109,7 @@ class Node:
         except TypeError as error:
             given = [f"{len(args)} positional"] + [f"{key}=" for key in kwargs]
             raise UsageError(
-                f"{self.home or self!r}: {name} takes {_short(str(signature))}, got "
+                f"{self.home or repr(self)}: {name} takes {_short(str(signature))}, got "
                 f"{', '.join(given)}: {error}. Pass its arguments to {self.kind}(...) or to "
                 "node.configure(...)."
             ) from None

@@ -212,7 +212,7 @@ class Program:
             role = self.roles[role_index]
             start = role.replicas  # 0, or in a group the next index
             role.members.append(Member(leaf, settings, count))
-            leaf.home = f"program {self.name!r}, node {name!r}"
+            leaf.home = f"Program {self.name!r}, node {name!r}"
             if replicas is None:
                 handles.append(Handle(self, name, role_index, start))
             else:
