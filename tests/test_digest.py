@@ -114,6 +114,7 @@ def _with_constant(constant):
             build(function=_with_constant(2)),
             "code of worker",
         ),
+        (build(function=lambda *args: 1), build(function=lambda *args: 2), "code of worker"),
         (build(daemon=True), build(), "settings of worker"),
         (build(placement={"spread": True}), build(), "placement of worker"),
     ],
