@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpiml.arrays import INLINE, SCALARS, foreign_loaded, rebuild, spec_of
+from mpiml.arrays import SCALARS, foreign_loaded, rebuild, spec_of
 from mpiml.errors import UsageError
 from mpiml.payload_errors import dump_error, load_error, refusal
 from mpiml.payload_memory import take
@@ -242,6 +242,8 @@ def _simple(value: Any, kind: type) -> Packed | None:
         items, names = value, None
     elif kind is dict:
         items, names = value.values(), tuple(value)
+    elif kind in _ARRAYS or kind is bytes or (kind is bytearray and len(value) >= LARGE):
+        return None
     if items and len(items) <= _FEW:
         if _ATOMS.issuperset(map(type, items)):
             return _new(Packed, (ENC_PICKLE, dumps(value, 5), []))
@@ -303,7 +305,7 @@ def _quick(value: Any, items: Collection[Any]) -> Packed | None:
 
     `items` are the top-level parts of the value, to look at before pickle does the work.
     """
-    if foreign_loaded():  # torch pickles its tensors without asking
+    if foreign_loaded() and not _tame(items):  # torch pickles its tensors without asking
         return None
     if len(items) <= _FEW and not _SPECIAL.isdisjoint(map(type, items)) and _special(items):
         return None
@@ -313,10 +315,24 @@ def _quick(value: Any, items: Collection[Any]) -> Packed | None:
         raise
     except Exception:  # any: what the user's __reduce__ raises; the careful pickler tries more
         return None
-    # Arrays that are not contiguous ask for no buffer. Small ones are as well off inside.
-    if len(body) >= INLINE and b"\x93\x94" in body and b"numpy" in body:
+    # Arrays that are not contiguous ask for no buffer, and NumPy's own pickle turns the byte
+    # order of such into the native one. What names a class has STACK_GLOBAL (0x93) in it.
+    if b"\x93" in body and b"numpy" in body:
         return None
     return _new(Packed, (ENC_PICKLE, body, []))
+
+
+def _tame(items: Collection[Any]) -> bool:
+    """Tell whether there is nothing but plain values, here and one level down."""
+    for item in items:
+        kind = type(item)
+        if kind not in _ATOMS:
+            if kind is not list and kind is not tuple and kind is not dict:
+                return False
+            inner = item.values() if kind is dict else item
+            if len(inner) > _FEW or not _ATOMS.issuperset(map(type, inner)):
+                return False
+    return 0 < len(items) <= _FEW
 
 
 def _special(items: Collection[Any]) -> bool:

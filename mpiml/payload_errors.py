@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from mpiml.errors import RemoteError, UsageError
-from mpiml.payload_pickler import Given, pickled
+from mpiml.payload_pickler import Given, careful, pickled
 
 __all__ = ["dump_error", "load_error", "refusal"]
 
@@ -68,18 +68,24 @@ def refusal(value: Any, what: str, error: Exception, call: bool = False) -> Usag
 
 
 def _loadable(error: BaseException) -> bytes | None:
-    """Pickle `error` so that it loads again, without some attributes if need be."""
-    try:
-        blob = pickled(error)
+    """Pickle `error` so that it loads again: whole, or without its constructor and some state."""
+    for attempt in (_whole, _bare):
+        try:
+            blob = pickled(attempt(error))
+        except Exception:  # whatever the user's class does, there is the text
+            continue
         if type(_load(blob)) is type(error):
             return blob
-        state = {name: part for name, part in vars(error).items() if _reason(part) is None}
-        blob = pickled(_Bare(type(error), error.args, state))
-        if type(_load(blob)) is type(error):
-            return blob
-    except Exception:  # whatever the user's class does, there is the text
-        pass
     return None
+
+
+def _whole(error: BaseException) -> Any:
+    return error
+
+
+def _bare(error: BaseException) -> Any:
+    state = {name: part for name, part in vars(error).items() if _reason(part) is None}
+    return _Bare(type(error), error.args, state)
 
 
 class _Bare:
@@ -120,7 +126,7 @@ def _text(error: BaseException) -> str:
 def _reason(value: Any) -> Exception | None:
     """Return why `value` cannot be pickled, or None if it can."""
     try:
-        pickled(value.value if type(value) is Given else value)
+        careful(value, True, frozenset())
     except Exception as error:  # __reduce__ and __getstate__ are the user's
         return error
     return None

@@ -2,10 +2,7 @@
 
 from typing import Any
 
-try:
-    from mpiml import _native
-except ImportError:  # REMOVE once the native module is built in every checkout
-    _native = None  # type: ignore[assignment]
+from mpiml import _native
 
 __all__ = ["copied", "take"]
 
@@ -15,16 +12,11 @@ _POOLED = 64 * 1024
 
 def take(nbytes: int) -> Any:
     """Return `nbytes` of writable memory; it goes back to the pool when nothing uses it."""
-    if nbytes < _POOLED or _native is None:
-        return bytearray(nbytes)
-    return _native.take(nbytes)
+    return _native.take(nbytes) if nbytes >= _POOLED else bytearray(nbytes)
 
 
 def copied(source: Any) -> memoryview:
     """Return a copy of a bytes-like object, as writable bytes in memory of our own."""
     block = take(len(source))
-    if _native is None:
-        memoryview(block)[:] = source
-    else:
-        _native.copy(block, source)
+    _native.copy(block, source)
     return memoryview(block)

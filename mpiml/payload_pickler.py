@@ -16,6 +16,7 @@ import numpy as np
 
 from mpiml.arrays import (
     INLINE,
+    SCALARS,
     as_buffer,
     code_of,
     family,
@@ -210,6 +211,10 @@ def _reduce_array(sink: _Sink, array: "np.ndarray[Any, Any]") -> Any:
     return rebuild, (_SLOT, dtype, array.shape, order or "C")
 
 
+def _reduce_scalar(sink: _Sink, scalar: "np.generic") -> Any:
+    return rebuild, spec_of(scalar)
+
+
 def _reduce_foreign(sink: _Sink, array: Any, kind: str) -> Any:
     exported = to_host(array)
     if exported is None:
@@ -255,6 +260,7 @@ _REDUCE: dict[type, Callable[[_Sink, Any], Any]] = {
     _End: _reduce_end,
     Blob: _reduce_blob,
     memoryview: _reduce_memoryview,
+    **dict.fromkeys(SCALARS, _reduce_scalar),
 }
 
 
