@@ -54,10 +54,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UsageError as error:
         if where.launcher is None or where.singleton_trap:
             return _usage(error, speaks)
-        return _run(_raiser(error), Options())
+        return _run(_raiser(error), Options(), True)
     if options.dry_run or options.n is not None:
         return _alone(options, where) if speaks else 0
-    return _run(lambda: _program_or_help(options, speaks), options)
+    return _run(lambda: _program_or_help(options, speaks), options, where.launcher is not None)
 
 
 def _alone(options: Options, where: Config) -> int:
@@ -99,12 +99,12 @@ def _raiser(error: Exception) -> Callable[[], Program]:
     return load_program
 
 
-def _run(load_program: Callable[[], Program], options: Options) -> int:
+def _run(load_program: Callable[[], Program], options: Options, launched: bool) -> int:
     """Hand over to `launch`; a rank that cannot even import it ends the others."""
     try:
         from mpiml.launch import run_program
     except BaseException:
-        if Config.read({**os.environ}).launcher is not None:
+        if launched:
             _abort()
         raise
     return run_program(load_program, options)
@@ -117,6 +117,8 @@ def _abort() -> None:
 
     traceback.print_exc()
     sys.stderr.flush()
+    if not MPI.Is_initialized():  # as `world` has told mpi4py, if we came so far
+        MPI.Init_thread()
     MPI.COMM_WORLD.Abort(1)
 
 
@@ -171,7 +173,7 @@ def _dry_run(options: Options, where: Config) -> int:
     plan = place(asks, hosts, threads=options.threads)
     print(program)
     print()
-    print(render(asks, plan, hosts))
+    print(render(asks, plan, hosts).rstrip())
     for note in plan.notes:
         print(f"note: {note}")
     print()

@@ -47,7 +47,9 @@ def command(launcher: Launcher, options: Options, python: str = sys.executable) 
     """
     assert options.n is not None
     ranks = [python, "-m", "mpiml.run", *rank_argv(options)]
-    return [str(launcher.path), "-n", str(options.n), *ranks]
+    # Open MPI would hold rank 0's stdin open after the end of our /dev/null: reading it hangs.
+    stdin = ["--stdin", "none"] if launcher.mpi.kind == "openmpi" else []
+    return [str(launcher.path), *stdin, "-n", str(options.n), *ranks]
 
 
 def prepare(options: Options) -> tuple[Launcher, dict[str, str], list[str]]:

@@ -175,6 +175,29 @@ def test_a_dry_run_of_a_program_that_does_not_fit(environ, launched, capsys, fil
     assert "needs 3 ranks, but there are 9" in capsys.readouterr().err
 
 
+def test_a_rank_that_cannot_import_the_launch_initialises_and_aborts(
+    environ, monkeypatch, capsys, file
+):
+    said = []
+    fake = types.ModuleType("mpi4py")
+    fake.MPI = types.SimpleNamespace(
+        Is_initialized=lambda: bool(said),
+        Init_thread=lambda: said.append("init"),
+        COMM_WORLD=types.SimpleNamespace(Abort=lambda status: said.append(status)),
+    )
+    monkeypatch.setitem(sys.modules, "mpi4py", fake)
+    monkeypatch.setitem(sys.modules, "mpiml.launch", None)  # importing it fails
+    environ(rank(3))
+    with pytest.raises(ImportError):
+        run.main([file])
+    assert said == ["init", 1]
+    assert "mpiml.launch" in capsys.readouterr().err
+    environ({})
+    with pytest.raises(ImportError):
+        run.main([file])
+    assert said == ["init", 1]
+
+
 @pytest.mark.parametrize(("argv", "status"), [(["--help"], 0), (["sing"], 2), ([], 2)])
 def test_the_console_script(argv, status, capsys):
     assert cli.main(argv) == status
