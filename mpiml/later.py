@@ -5,7 +5,7 @@ from typing import NoReturn
 
 from mpiml.errors import UsageError
 
-__all__ = ["LATER", "refuse"]
+__all__ = ["LATER", "refuse", "refuse_attribute"]
 
 _COLLECTIVES = "collectives"
 _ONESIDED = "one-sided memory"
@@ -35,6 +35,9 @@ LATER: dict[str, tuple[str, str]] = {
     "tasks": ("mpiml.tasks", _TASKS),
     "TaskPoolNode": ("mpiml.TaskPoolNode", _TASKS),
     "checkpoint": ("mpiml.checkpoint", _FAULT),
+    "scatter": ("clients.scatter", _SERVICES),
+    "least_loaded": ("clients.least_loaded", _SERVICES),
+    "reduced": ("clients.reduced", _SERVICES),
     "on_failure": ("add_node(on_failure=)", _FAULT),
     "durable": ("add_node(durable=True)", _FAULT),
     "spares": ("--spares", _FAULT),
@@ -68,6 +71,13 @@ def refuse(name: str, spelling: str | None = None) -> NoReturn:
     shown, release = LATER[name]
     message = f"{spelling or shown} comes with the {release} release"
     raise (_LaterImportError if _importing() else _LaterError)(message)
+
+
+def refuse_attribute(name: str, module: str = "mpiml") -> NoReturn:
+    """Raise what a missing attribute of `module` raises, or say which release brings it."""
+    if name in LATER:
+        refuse(name)
+    raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
 
 def _importing() -> bool:

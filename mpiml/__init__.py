@@ -1,0 +1,110 @@
+"""mpiml: distributed machine-learning programs as graphs of role nodes, on MPI.
+
+Names are loaded when they are first used, so that ``import mpiml`` takes little more time than
+``import numpy`` and starts no MPI.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mpiml.batching import batched
+    from mpiml.context import Context, context
+    from mpiml.digest import stable_hash
+    from mpiml.errors import (
+        DeadlineError,
+        GraphMismatchError,
+        MpimlError,
+        PlacementError,
+        RankFailedError,
+        RemoteError,
+        ServiceGoneError,
+        Stopped,
+        UnknownMethodError,
+        UsageError,
+    )
+    from mpiml.futures import Future, gather, wait
+    from mpiml.launch import Result, attach, launch
+    from mpiml.nodes import Colocation, PyClassNode, PyNode, ServiceNode
+    from mpiml.payload import give
+    from mpiml.program import Placement, Program
+    from mpiml.references import Deferred, Handle
+    from mpiml.settings import FILL
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "FILL",
+    "Colocation",
+    "Context",
+    "DeadlineError",
+    "Deferred",
+    "Future",
+    "GraphMismatchError",
+    "Handle",
+    "MpimlError",
+    "Placement",
+    "PlacementError",
+    "Program",
+    "PyClassNode",
+    "PyNode",
+    "RankFailedError",
+    "RemoteError",
+    "Result",
+    "ServiceGoneError",
+    "ServiceNode",
+    "Stopped",
+    "UnknownMethodError",
+    "UsageError",
+    "attach",
+    "batched",
+    "context",
+    "gather",
+    "give",
+    "launch",
+    "stable_hash",
+    "wait",
+]
+
+_HOME = {
+    "FILL": "settings",
+    "Colocation": "nodes",
+    "Context": "context",
+    "Deferred": "references",
+    "Future": "futures",
+    "Handle": "references",
+    "Placement": "program",
+    "Program": "program",
+    "PyClassNode": "nodes",
+    "PyNode": "nodes",
+    "Result": "launch",
+    "ServiceNode": "nodes",
+    "attach": "launch",
+    "batched": "batching",
+    "context": "context",
+    "gather": "futures",
+    "give": "payload",
+    "launch": "launch",
+    "stable_hash": "digest",
+    "wait": "futures",
+}
+_ROOMS = ("collectives", "roles", "testing")
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None and name in __all__:
+        home = "errors"
+    if home is not None:
+        value = getattr(import_module(f"mpiml.{home}"), name)
+        globals()[name] = value
+        return value
+    if name in _ROOMS:
+        return import_module(f"mpiml.{name}")
+    from mpiml.later import refuse_attribute
+
+    refuse_attribute(name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

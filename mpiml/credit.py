@@ -1,0 +1,80 @@
+"""Credit between two ranks: how far a caller may be ahead of a service. Pure state.
+
+A completed send is not a delivered message, and MPI's receive side is otherwise unbounded.
+So a first-level request takes credit when it is sent and the receiver hands it back when the
+request starts, in batches or on the back of a reply. One message larger than the whole byte
+window passes when the window is empty.
+"""
+
+import threading
+from collections import deque
+
+from mpiml.futures import Wait
+
+__all__ = ["Peer"]
+
+
+class Peer:
+    """The account with one peer, both ways.
+
+    Parameters
+    ----------
+    messages, size
+        The window: messages, and bytes, that may be under way.
+    """
+
+    __slots__ = ("_blocked", "_bytes", "_free", "_lock", "_owed", "_sizes", "_window")
+
+    def __init__(self, messages: int, size: int) -> None:
+        self._window = messages
+        self._free = messages
+        self._bytes = size
+        self._sizes: deque[int] = deque()
+        self._blocked: list[Wait] = []
+        self._owed = 0
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> Wait | None:
+        """Take credit for a message of `size` bytes; else return what to wait for."""
+        with self._lock:
+            if self._free > 0 and (size <= self._bytes or not self._sizes):
+                self._free -= 1
+                self._bytes -= size
+                self._sizes.append(size)
+                return None
+            ticket = Wait("credit: the service is too far behind")
+            self._blocked.append(ticket)
+            return ticket
+
+    def restore(self, messages: int) -> list[Wait]:
+        """Give credit back, oldest messages first; return the waits that may try again."""
+        with self._lock:
+            for _ in range(messages):
+                if not self._sizes:
+                    break
+                self._free += 1
+                self._bytes += self._sizes.popleft()
+            blocked, self._blocked = self._blocked, []
+            return blocked
+
+    def owe(self) -> int:
+        """Note a message taken in; return the debt once it reaches half the window, else 0."""
+        with self._lock:
+            self._owed += 1
+            if self._owed * 2 < self._window:
+                return 0
+            owed, self._owed = self._owed, 0
+            return owed
+
+    def settle(self) -> int:
+        """Return the whole debt and forget it: it travels on a reply."""
+        if not self._owed:
+            return 0
+        with self._lock:
+            owed, self._owed = self._owed, 0
+            return owed
+
+    @property
+    def under_way(self) -> int:
+        """Messages sent and not yet started by the peer."""
+        return len(self._sizes)

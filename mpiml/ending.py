@@ -1,0 +1,215 @@
+"""How a program ends: who decides, how all hear of it, and when nothing is under way.
+
+Each rank tells the rank above it how many bodies are open below; at the top, zero means that
+every body has returned or waits for the stop. Requests to stop go to the top as well, so there
+is one decision and one reason, which comes down the same tree. Then bodies end, calls already
+made are run until two rounds of counts agree, and the ranks leave together.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mpiml import control
+from mpiml.agree import Tally
+from mpiml.control import FAILED, FINISHED, STUCK, Note
+from mpiml.engine import Engine
+from mpiml.futures import Wait
+from mpiml.wire import AGREE_COUNT, AGREE_TARGET, STATUS, STOP, STOP_REQUEST, Frame
+
+__all__ = ["Ending"]
+
+_BENIGN = (FINISHED, control.REQUESTED, control.SIGNALLED, control.TIME)
+
+
+class Ending:
+    """One rank's part in the end of a program.
+
+    Local, except `settle`, which all ranks enter once.
+
+    Parameters
+    ----------
+    engine
+        The rank's engine.
+    bodies
+        Number of bodies, in the whole program, that the end waits for.
+    on_stop
+        Called once with the note, on whatever thread learns of the stop; runs no user code.
+    """
+
+    def __init__(self, engine: Engine, bodies: int, on_stop: Callable[[Note], None]) -> None:
+        self.engine = engine
+        self.note: Note | None = None
+        self.stopped = Wait("the end of the program")
+        self.abandoned = False
+        self._on_stop = on_stop
+        self._bodies = bodies
+        self._lock = threading.Lock()
+        self._open = 0
+        self._children = dict.fromkeys(control.children(engine.rank, engine.size), -1)
+        self._sent = -1
+        self._ready = False
+        self.tallies: dict[int, tuple[Tally, list[tuple[int, int]]]] = {}
+        self.members: dict[int, Any] = {}  # vertex -> node with an `agreement`
+        engine.handlers.update(
+            {
+                STATUS: self._on_status,
+                STOP_REQUEST: self._on_request,
+                STOP: self._on_order,
+                AGREE_COUNT: self._on_count,
+                AGREE_TARGET: self._on_target,
+            }
+        )
+
+    # -- bodies that are open ----------------------------------------------------------------
+
+    def start(self, open_bodies: int) -> None:
+        """Begin counting: this rank has `open_bodies` that the end waits for."""
+        with self._lock:
+            self._open = open_bodies
+            self._ready = True
+        self._report()
+
+    def body(self, change: int) -> None:
+        """Note that a body was left or entered again: -1 or +1."""
+        with self._lock:
+            self._open += change
+        self._report()
+
+    def _on_status(self, rank: int, frame: Frame, buffers: Sequence[Any]) -> None:
+        with self._lock:
+            self._children[rank] = frame.aux
+        self._report()
+
+    def _report(self) -> None:
+        with self._lock:
+            below = list(self._children.values())
+            if not self._ready or -1 in below:
+                return
+            total = self._open + sum(below)
+            if total == self._sent:
+                return
+            self._sent = total
+        above = control.parent(self.engine.rank)
+        if above >= 0:
+            self.engine.transmit(above, STATUS, self.engine.rank, above, aux=total)
+        elif total == 0 and self._bodies:
+            self.decide(Note(FINISHED, 0, 0, 0, "finished"))
+
+    # -- the decision ------------------------------------------------------------------------
+
+    def request(self, note: Note) -> None:
+        """Ask for the end of the program; the first reason wins, a failure over a wish."""
+        if self.engine.rank == 0:
+            self.decide(note)
+        else:
+            self.engine.transmit(0, STOP_REQUEST, self.engine.rank, 0, body=note.pack())
+
+    def _on_request(self, rank: int, frame: Frame, buffers: Sequence[Any]) -> None:
+        self.decide(Note.unpack(bytes(frame.body)))
+
+    def decide(self, note: Note) -> None:
+        """Take a decision at the top and send it down."""
+        self._accept(note)
+
+    def _on_order(self, rank: int, frame: Frame, buffers: Sequence[Any]) -> None:
+        self._accept(Note.unpack(bytes(frame.body)))
+
+    def _accept(self, note: Note) -> None:
+        with self._lock:
+            old = self.note
+            worse = note.reason not in _BENIGN
+            if old is not None and not (worse and old.reason in _BENIGN):
+                if note.reason != STUCK:
+                    return
+            self.note = note
+            self.abandoned = self.abandoned or note.reason == STUCK
+        engine = self.engine
+        for rank in control.children(engine.rank, engine.size):
+            engine.transmit(rank, STOP, engine.rank, rank, body=note.pack())
+        self._on_stop(note)
+        engine.fulfil(self.stopped)
+        engine.interrupt()
+
+    # -- the agreed stop of roles -------------------------------------------------------------
+
+    def add_role(self, first: int, members: list[tuple[int, int]]) -> None:
+        """Let this rank, which has the first node of a role, collect its counts."""
+        self.tallies[first] = (Tally(len(members)), members)
+
+    def freeze(self, vertex: int, first: tuple[int, int], count: int) -> None:
+        """Tell the first of the role, ``(vertex, rank)``, at which round `vertex` stands."""
+        self.engine.transmit(first[1], AGREE_COUNT, vertex, first[0], aux=count)
+
+    def _on_count(self, rank: int, frame: Frame, buffers: Sequence[Any]) -> None:
+        tally, members = self.tallies[frame.target]
+        target = tally.add(frame.source, frame.aux)
+        if target is not None:
+            for vertex, owner in members:
+                self.engine.transmit(owner, AGREE_TARGET, frame.target, vertex, aux=target)
+
+    def _on_target(self, rank: int, frame: Frame, buffers: Sequence[Any]) -> None:
+        self.members[frame.target].on_target(frame.aux)
+
+    # -- quiet ---------------------------------------------------------------------------------
+
+    def settle(self, comm: Any, active: Callable[[], int], until: Callable[[], bool]) -> bool:
+        """Serve until no call is under way anywhere.
+
+        Collective over the program, on the main thread of each rank.
+
+        Parameters
+        ----------
+        comm
+            The engine's communicator; None in a single process.
+        active
+            Number of calls queued or running here.
+        until
+            Whether to give up (stragglers are dealt with).
+
+        Returns
+        -------
+        bool
+            False if it gave up.
+        """
+        last: list[int] | None = None
+        while True:
+            sent, received = self.engine.counts()
+            totals = self._sum(comm, [sent, received, active()], until)
+            if totals is None:
+                return False
+            if totals[0] == totals[1] and not totals[2] and totals == last:
+                return True
+            if totals == last:
+                self.rest(0.0005)
+            last = totals
+
+    def _sum(self, comm: Any, values: list[int], until: Callable[[], bool]) -> list[int] | None:
+        if comm is None:
+            return None if until() else values
+        import numpy as np
+
+        out = np.zeros(len(values), np.int64)
+        given = np.array(values, np.int64)
+        return out.tolist() if self.finish(comm.Iallreduce(given, out), until) else None
+
+    def finish(self, request: Any, until: Callable[[], bool]) -> bool:
+        """Drive progress until a nonblocking collective is done; False if given up."""
+        pause = 0.00002
+        while not request.Test():
+            if until():
+                return False
+            self.rest(pause)
+            pause = min(pause * 1.5, 0.002)
+        return True
+
+    def rest(self, seconds: float) -> None:
+        """Drive progress for a while."""
+        never = Wait("the other ranks, to end the program together")
+        self.engine.wait(never, time.monotonic() + seconds, None)
+
+    @property
+    def failed(self) -> bool:
+        """Whether the program ends because a node failed."""
+        return self.note is not None and self.note.reason == FAILED

@@ -1,0 +1,235 @@
+"""A node on its rank: constructs it, runs its body, serves its methods, ends it."""
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from mpiml.agree import Agreement
+from mpiml.aio import Loop, is_async, start_async
+from mpiml.batching import Batcher
+from mpiml.errors import Stopped
+from mpiml.futures import Wait
+from mpiml.graph import Vertex
+from mpiml.handles import bind
+from mpiml.nodes import ServiceNode, served_methods
+from mpiml.scope import BodyScope, enter, leave
+from mpiml.server import MethodScope, Request, Server
+from mpiml.streams import start_stream
+
+__all__ = ["HostedNode", "has_body"]
+
+_GENERATOR = 0x20  # inspect.CO_GENERATOR
+_SWITCH = 5e-5
+
+
+def has_body(node: Any) -> bool:
+    """Return whether a node runs by itself: a function, or a ``run()``."""
+    return not isinstance(node, ServiceNode) or hasattr(node.callable, "run")
+
+
+class HostedNode:
+    """One vertex of the graph, on the rank that holds it.
+
+    Parameters
+    ----------
+    runtime
+        The program on this rank.
+    vertex
+        The vertex.
+    """
+
+    def __init__(self, runtime: Any, vertex: Vertex) -> None:
+        self.runtime = runtime
+        self.spec = vertex
+        self.vertex = vertex.id
+        self.title = f"{vertex.role}/{vertex.index}"
+        self.scope = BodyScope(self)
+        self.loop = Loop(self.title)
+        self.agreement = Agreement(self.title)
+        self.released = Wait(f"{self.title}: wait_for_stop()")
+        self.agreed = False
+        self.waiting = False  # in wait_for_stop
+        self.body = has_body(vertex.node)
+        self.returned = not self.body
+        self.constructing = isinstance(vertex.node, ServiceNode)
+        self.value: Any = None
+        self.object: Any = None
+        self.callbacks: list[Callable[[], None]] = []
+        self.context: Any = None
+        self._held: list[Request] = []
+        self._lock = threading.Lock()
+        serves = isinstance(vertex.node, ServiceNode)
+        self.server = Server(runtime.engine, self, vertex.concurrency if serves else 1 << 20)
+        self.server.starters[""] = start_stream
+        if not serves:
+            self.server.methods = {b"result": self._result, b"done": lambda: self.returned}
+            self.server.starters["result"] = self._start_result
+            self.server.serve()
+
+    # -- running -----------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Construct the node and run its body on this thread; never raises."""
+        token = enter(self.scope)
+        try:
+            self._run()
+        except Stopped:
+            if not self.runtime.stopping:
+                self.fail(sys.exc_info()[1])
+        except BaseException as error:
+            self.fail(error)
+        finally:
+            leave(token)
+            self._left()
+
+    def left_by(self, error: BaseException | None) -> None:
+        """Note how a body that the caller ran itself was left."""
+        if error is not None and not (isinstance(error, Stopped) and self.runtime.stopping):
+            self.fail(error)
+        self._left()
+
+    def build(self) -> None:
+        """Construct the object of a service or class node, and start to serve."""
+        node = self.spec.node
+        args, kwargs = bind((node.args, dict(node.kwargs)), self.runtime.resolver(self))
+        if not isinstance(node.callable, type):
+            self._call = lambda: node.callable(*args, **kwargs)
+            return
+        self.object = node.callable(*args, **kwargs)
+        if isinstance(node, ServiceNode):
+            self._serve(node)
+            self.server.serve()
+        self.constructing = False
+        if self.body:
+            self._call = self.object.run
+
+    def _run(self) -> None:
+        self.build()
+        if not self.body:
+            return
+        function = self._call
+        beside = isinstance(self.spec.node, ServiceNode)
+        restore = sys.getswitchinterval()
+        if beside:
+            # a request must get the interpreter from a computing run() soon, and run() must
+            # get it back between requests
+            self.runtime.engine.pause_us = 100
+            sys.setswitchinterval(_SWITCH)
+        try:
+            result = function()
+            if hasattr(result, "__await__") and is_async(self._called()):
+                result = self.loop.run(result, self.scope)
+            self.value = result
+        finally:
+            if beside:
+                self.runtime.engine.pause_us = 0
+                sys.setswitchinterval(restore)
+
+    def _called(self) -> Any:
+        node = self.spec.node
+        return self.object.run if self.object is not None else node.callable
+
+    def _serve(self, node: Any) -> None:
+        for name in served_methods(node.callable, self.spec.allow, self.title):
+            method = getattr(self.object, name)
+            key = name.encode()
+            self.server.methods[key] = method
+            code = getattr(getattr(method, "__func__", method), "__code__", None)
+            batched = getattr(method, "__mpiml_batched__", None)
+            if batched is not None:
+                self.server.wrappers[key] = Batcher(method, *batched)
+            elif is_async(method):
+                self.server.starters[name] = start_async
+            elif code is not None and code.co_flags & _GENERATOR:
+                self.server.starters[name] = start_stream
+
+    def _left(self) -> None:
+        """Note that the body is over, and answer who waits for its value."""
+        self.constructing = False
+        with self._lock:
+            was = self.returned
+            self.returned = True
+            held, self._held = self._held, []
+        for request in held:
+            self._answer(request)
+        if not was:
+            self.runtime.body_left(self)
+
+    # -- what the client of a body asks --------------------------------------------------------
+
+    def _result(self) -> Any:
+        return self.value
+
+    def _start_result(
+        self, server: Server, request: Request, method: Any, scope: MethodScope
+    ) -> None:
+        with self._lock:
+            if not self.returned:
+                self._held.append(request)
+                return
+        self._answer(request)
+
+    def _answer(self, request: Request) -> None:
+        try:
+            self.server.answer(request, self.value)
+        except Exception as error:
+            self.server.answer_error(request, error)
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def fail(self, error: BaseException | None) -> None:
+        """End the program because of `error`; safe from any thread."""
+        assert error is not None
+        self.runtime.fail(self, error)
+
+    def freeze(self) -> None:
+        """Take part in agreeing where the role stops, or stop at once if it stands alone."""
+        count = self.agreement.freeze()
+        if self.spec.replicas == 1 or self.runtime.ending.failed:
+            self.release()
+        else:
+            self.runtime.ending.freeze(self.vertex, self.runtime.first_of(self.spec), count)
+
+    def on_target(self, target: int) -> None:
+        """Learn after which round the role stops."""
+        if self.agreement.decide(target) or self.waiting or self.returned:
+            self.release()
+        self.runtime.engine.fulfil(self.agreement.decided)
+
+    def release(self) -> None:
+        """Let every mpiml wait of the body raise `Stopped` from now on."""
+        self.agreed = True
+        self.scope.stop()
+        engine = self.runtime.engine
+        engine.fulfil(self.released)
+        engine.fulfil(self.agreement.decided)
+        engine.interrupt()
+
+    def agree_stop(self) -> bool:
+        """Count a round of the role; see `Context.agree_stop`."""
+        if self.spec.replicas == 1 or self.agreed:
+            return self.agreed
+        if not self.agreement.begin_round():
+            return False
+        if not self.agreed:
+            self.runtime.engine.wait(self.agreement.decided, None, None)
+        if self.agreement.is_last() or self.agreed:
+            self.release()
+        return self.agreed
+
+    def wait_for_stop(self, timeout: float | None, deadline: float | None) -> bool:
+        """Wait for the stop; while it lasts, the program may end."""
+        counted = not self.spec.daemon and self.body and not self.returned
+        self.waiting = True
+        if counted:
+            self.runtime.ending.body(-1)
+        try:
+            if self.agreement.is_last() or self.agreement.decided.ready:
+                self.release()
+            scope = None  # this wait does not raise: it is what waits for the stop
+            return self.runtime.engine.wait(self.released, deadline, scope)
+        finally:
+            self.waiting = False
+            if counted:
+                self.runtime.ending.body(+1)

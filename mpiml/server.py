@@ -1,0 +1,371 @@
+"""The side of a service: which call runs when, on which thread, and what it answers.
+
+Calls are started in the order they came, at most ``concurrency`` at once. One that waits in
+an mpiml call or stands at a ``yield`` gives its turn to the next, and takes it back, before
+new calls, when its wait is over. Threads of the service follow each other: an idle one waits
+in the engine and usually drives it, so a call is received, run and answered on one thread.
+"""
+
+import socket
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, Protocol
+
+from mpiml.engine import Engine
+from mpiml.errors import ServiceGoneError, UnknownMethodError
+from mpiml.futures import Wait
+from mpiml.payload import BORROW, RESULT, Packed, pack, pack_error, take, unpack_call
+from mpiml.scope import Scope, enter, leave
+from mpiml.wire import ERROR, FLAG_BODY_APART, FLAG_STREAM, REPLY, Frame
+
+__all__ = ["MethodScope", "Request", "Server", "Task", "remote_text"]
+
+_HOST = socket.gethostname()
+
+
+class Task(Protocol):
+    """Something that takes a turn in a service."""
+
+    def run(self, server: "Server", scope: "MethodScope") -> None:
+        """Do it, answer, and never raise but to end the program."""
+
+
+class MethodScope(Scope):
+    """A running method; gives its turn away while it waits."""
+
+    __slots__ = ("_server",)
+
+    def __init__(self, server: "Server") -> None:
+        super().__init__(server.owner, nested=True)
+        self._server = server
+
+    def suspend(self) -> bool:
+        """Let the next call in."""
+        self._server.release()
+        return True
+
+    def resume(self) -> None:
+        """Wait for a turn, before calls that have not started."""
+        ticket = self._server.regain()
+        if ticket is not None:
+            self._server.engine.wait(ticket, None, None)
+
+    def regain(self) -> Generator[Any, None, None]:
+        """Wait for a turn in a coroutine."""
+        import asyncio
+
+        ticket = self._server.regain()
+        while ticket is not None and not ticket.ready:
+            yield from asyncio.sleep(0.0005).__await__()
+
+
+class Request:
+    """One call, as it came."""
+
+    __slots__ = ("buffers", "frame", "rank", "size")
+
+    def __init__(self, rank: int, frame: Frame, buffers: Sequence[Any]) -> None:
+        self.rank = rank
+        self.frame = frame
+        self.buffers = buffers
+
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Decode the arguments: they are the method's own."""
+        frame = self.frame
+        buffers: Sequence[Any] = self.buffers
+        body: Any = frame.body
+        if frame.flags & FLAG_BODY_APART:
+            body, buffers = buffers[0], buffers[1:]
+        return unpack_call(frame.encoding, body, buffers)
+
+    def run(self, server: "Server", scope: MethodScope) -> None:
+        """Start the call."""
+        server.start(self, scope)
+
+
+class Server:
+    """Serves the methods of one object.
+
+    Local: made by the launcher for each service on this rank.
+
+    Parameters
+    ----------
+    engine
+        The rank's engine.
+    owner
+        The node: ``vertex``, ``title``, ``fail(error)``.
+    concurrency
+        How many methods may run at once.
+    """
+
+    def __init__(self, engine: Engine, owner: Any, concurrency: int) -> None:
+        self.engine = engine
+        self.owner = owner
+        self.concurrency = concurrency
+        self.methods: dict[bytes, Callable[..., Any]] = {}
+        self.wrappers: dict[bytes, Callable[[Request, Server], Task | None]] = {}
+        self.starters: dict[str, Callable[[Server, Request, Any, MethodScope], None]] = {}
+        self.streams: dict[tuple[int, int], Any] = {}
+        self.gone: BaseException | None = None
+        self.open = False
+        self._lock = threading.Lock()
+        self._queue: deque[Task] = deque()
+        self._idle: list[_Ticket] = []
+        self._resuming: deque[Wait] = deque()
+        self._running = 0
+        self.detached = 0  # async methods under way
+        self._stopping = False
+
+    # -- turns -----------------------------------------------------------------------------
+
+    def submit(self, rank: int, frame: Frame, buffers: Sequence[Any]) -> None:
+        """Take a request in; runs no user code."""
+        request = Request(rank, frame, buffers)
+        if self.gone is not None or self._stopping:
+            self.engine.consumed(rank)
+            self.refuse(request)
+            return
+        wrapper = self.wrappers.get(frame.name)
+        task: Task | None = request
+        if wrapper is not None:
+            task = wrapper(request, self)
+        if task is not None:
+            self.enqueue(task)
+
+    def enqueue(self, task: Task) -> None:
+        """Put a task at the end of the queue and give it a turn if there is one."""
+        with self._lock:
+            self._queue.append(task)
+            self._kick()
+
+    def serve(self) -> None:
+        """Let calls start: the object has been constructed."""
+        with self._lock:
+            self.open = True
+            self._kick()
+
+    def _kick(self) -> None:
+        while self.open and self._running < self.concurrency:
+            if self._resuming:
+                self._running += 1
+                self.engine.fulfil(self._resuming.popleft())
+            elif self._queue:
+                self._running += 1
+                task = self._queue.popleft()
+                if self._idle:
+                    ticket = self._idle.pop()
+                    ticket.task = task
+                    self.engine.fulfil(ticket)
+                else:
+                    threading.Thread(
+                        target=self.work, args=(task,), daemon=True,
+                        name=f"mpiml {self.owner.title}",
+                    ).start()  # fmt: skip
+            else:
+                return
+
+    def release(self) -> None:
+        """Give a turn back."""
+        with self._lock:
+            self._running -= 1
+            self._kick()
+
+    def regain(self) -> Wait | None:
+        """Ask for a turn for a method that waited; None if it was free."""
+        with self._lock:
+            if self._running < self.concurrency:
+                self._running += 1
+                return None
+            ticket = Wait(f"{self.owner.title}: a turn to go on")
+            self._resuming.append(ticket)
+            return ticket
+
+    def work(self, task: Task | None = None, until: Wait | None = None) -> None:
+        """Run calls on this thread, until the server stops or `until` is ready."""
+        scope = MethodScope(self)
+        token = enter(scope)
+        ticket = _Ticket(self.owner.title)
+        try:
+            while True:
+                if task is None:
+                    task = self._next(ticket, until)
+                    if task is None:
+                        return
+                try:
+                    task.run(self, scope)
+                except BaseException as error:  # sys.exit, or a fault of ours
+                    self.owner.fail(error)
+                task = None
+                with self._lock:
+                    if self._queue and not self._resuming and self._running <= self.concurrency:
+                        task = self._queue.popleft()
+                    else:
+                        self._running -= 1
+                        if self._resuming or self._queue:
+                            self._kick()
+        finally:
+            leave(token)
+
+    def _next(self, ticket: "_Ticket", until: Wait | None) -> Task | None:
+        ticket.ready = False
+        ticket.task = None
+        with self._lock:
+            if self._stopping or (until is not None and until.ready):
+                return None
+            self._idle.append(ticket)
+            self._kick()
+        rest = self.engine.pause_us
+        if rest and not ticket.ready:
+            time.sleep(rest * 1e-6)
+        try:
+            self.engine.wait(ticket, None, None)
+        except ServiceGoneError:
+            return None  # the engine was closed
+        return ticket.task
+
+    def stop(self) -> None:
+        """End the service's threads and answer what still comes with `ServiceGoneError`."""
+        with self._lock:
+            self._stopping = True
+            idle, self._idle = self._idle, []
+        for ticket in idle:
+            self.engine.fulfil(ticket)
+
+    def wake(self) -> None:
+        """Make the thread that serves `until` look at it."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for ticket in idle:
+            self.engine.fulfil(ticket)
+
+    def keep_turn(self) -> None:
+        """Let a coroutine hold a turn beyond the thread that started it."""
+        with self._lock:
+            self._running += 1  # the thread gives back the one it came with
+
+    def detach(self, count: int) -> None:
+        """Count coroutines under way."""
+        with self._lock:
+            self.detached += count
+
+    @property
+    def running(self) -> int:
+        """Methods that hold a turn now."""
+        return self._running
+
+    @property
+    def active(self) -> int:
+        """Calls that are queued, running, waiting or under way as coroutines."""
+        return self._running + len(self._queue) + len(self._resuming) + self.detached
+
+    # -- answers ---------------------------------------------------------------------------
+
+    def start(self, request: Request, scope: MethodScope) -> None:
+        """Run a request and answer it, or hand it to the starter of its kind."""
+        frame = request.frame
+        self.engine.consumed(request.rank)
+        try:
+            method = self.methods.get(frame.name)
+            if method is None:
+                raise self.unknown(frame.name)
+            starter = self.starters.get(frame.name.decode())
+            if starter is not None or frame.flags & FLAG_STREAM:
+                (starter or self.starters[""])(self, request, method, scope)
+                return
+            self.answer(request, _call(method, request))
+        except Exception as error:
+            self.answer_error(request, error)
+
+    def unknown(self, name: bytes) -> UnknownMethodError:
+        """Build the error for a method that is not served."""
+        served = ", ".join(sorted(n.decode() for n in self.methods)) or "none"
+        return UnknownMethodError(
+            f"{self.owner.title}: method {name.decode()!r} not found; served are: {served}"
+        )
+
+    def answer(self, request: Request, result: Any) -> None:
+        """Send the result. It is a snapshot: what the service may still change is copied."""
+        local = request.rank == self.engine.rank
+        if local:
+            packed = own(pack(result, BORROW, "the result"))
+        else:
+            packed = pack(result, RESULT, "the result")
+        self.send(request, REPLY, packed)
+
+    def answer_error(self, request: Request, error: BaseException) -> None:
+        """Send an exception with its traceback as text."""
+        packed = pack_error(error)
+        if request.rank == self.engine.rank:
+            packed = own(packed)
+        text = remote_text(error, self.owner.title, self.engine.rank)
+        self.send(request, ERROR, packed, text.encode())
+
+    def send(self, request: Request, kind: int, packed: Packed, name: bytes = b"") -> None:
+        """Send a reply frame; it carries credit back."""
+        frame = request.frame
+        engine = self.engine
+        engine.transmit(
+            request.rank, kind, frame.target, frame.source, frame.id,
+            engine.owed(request.rank) if request.rank != engine.rank else 0,
+            encoding=packed.encoding, name=name, body=packed.body, buffers=packed.buffers,
+        )  # fmt: skip
+
+    def refuse(self, request: Request) -> None:
+        """Answer that the service is gone, with the reason where it is known."""
+        error = ServiceGoneError(f"{self.owner.title} has stopped; expected a running service")
+        if self.gone is not None:
+            error = ServiceGoneError(f"{self.owner.title} failed: {self.gone!r}")
+            error.__cause__ = self.gone
+        self.answer_error(request, error)
+
+    def fail_all(self, error: BaseException) -> None:
+        """Answer everything queued, and everything to come, that the service is gone."""
+        self.gone = error
+        with self._lock:
+            queue, self._queue = list(self._queue), deque()
+        for task in queue:
+            if isinstance(task, Request):
+                self.engine.consumed(task.rank)
+                self.refuse(task)
+
+
+class _Ticket(Wait):
+    """An idle thread of a server; `task` is what it was woken for."""
+
+    __slots__ = ("task",)
+
+    def __init__(self, title: str) -> None:
+        super().__init__(f"{title}: idle")
+        self.task: Task | None = None
+
+
+def _call(method: Callable[..., Any], request: Request) -> Any:
+    # a frame of its own, so that nothing but the result is alive when it is packed: an array
+    # that only the result refers to is sent without a copy
+    args, kwargs = request.arguments()
+    return method(*args, **kwargs)
+
+
+def own(packed: Packed) -> Packed:
+    """Copy the out-of-band buffers: inside a process nobody else does."""
+    if not packed.buffers:
+        return packed
+    copies = []
+    for buffer in packed.buffers:
+        view = memoryview(buffer)
+        copy = take(len(view))
+        memoryview(copy)[:] = view
+        copies.append(copy)
+    return packed._replace(buffers=copies)
+
+
+def remote_text(error: BaseException, title: str, rank: int) -> str:
+    """Render a traceback, headed by where it happened; frames of mpiml itself are left out."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [f for f in frames if f"{__name__.split('.')[0]}/server" not in f.filename]
+    lines = "".join(traceback.format_list(ours or frames))
+    last = "".join(traceback.format_exception_only(error))
+    return f"\n[{title}, rank {rank}, host {_HOST}]\nTraceback (most recent call last):\n{lines}{last}"

@@ -1,0 +1,161 @@
+"""Frames: the fixed byte layouts that ranks exchange. Bytes in, bytes out; no MPI, no pickle.
+
+A message is one frame, little endian, without padding::
+
+    offset  size  field
+         0     1  version    WIRE_VERSION
+         1     1  kind       one of the constants below
+         2     1  encoding   how the body is encoded (see `mpiml.payload`)
+         3     1  flags      FLAG_*
+         4     4  source     vertex that sends (u32), or rank in control frames
+         8     4  target     vertex that is meant
+        12     4  buffers    number n of out-of-band buffers
+        16     8  id         request id; requests, replies and stream items share it
+        24     8  body       length of the body in bytes
+        32     4  name       length of the method name in bytes
+        36     4  aux        kind-specific: credits returned, stream items granted, counts
+        40        name, UTF-8, then the body, then n lengths (u64) of the buffers
+
+The buffers themselves follow as messages of their own on another tag, in order, in chunks
+of at most `CHUNK` bytes, so that they are received straight into their final memory and no
+length is ever passed to MPI as more than an int32. Request ids stand in the header: MPI
+promises only 32 767 tags. A C or Fortran rank can speak this with one struct.
+"""
+
+import struct
+from typing import NamedTuple
+
+from mpiml.errors import MpimlError
+
+__all__ = [
+    "AGREE_COUNT",
+    "AGREE_TARGET",
+    "CHUNK",
+    "CREDIT",
+    "ERROR",
+    "FAIL",
+    "FLAG_BODY_APART",
+    "FLAG_NESTED",
+    "FLAG_STREAM",
+    "HEADER",
+    "ITEM",
+    "KIND_NAMES",
+    "MORE",
+    "POKE",
+    "QUIT_STREAM",
+    "REPLY",
+    "REPORT",
+    "REQUEST",
+    "RETURN",
+    "STATUS",
+    "STOP",
+    "STOP_REQUEST",
+    "STREAM_END",
+    "WAITS",
+    "WAITS_QUERY",
+    "WIRE_VERSION",
+    "Frame",
+    "FrameError",
+    "chunks",
+    "join",
+    "split",
+]
+
+WIRE_VERSION = 1
+HEADER = struct.Struct("<BBBBIIIQQII")
+CHUNK = 1 << 29
+
+# Calls. A request is answered by exactly one REPLY or ERROR, a stream by ITEMs and one
+# STREAM_END or ERROR. Each of them counts towards "sent = received" at the end.
+REQUEST, REPLY, ERROR, ITEM, STREAM_END, MORE, QUIT_STREAM, RETURN = range(1, 9)
+# Control. Never waits for credit.
+CREDIT, STATUS, STOP_REQUEST, STOP, FAIL, AGREE_COUNT, AGREE_TARGET = range(16, 23)
+WAITS_QUERY, WAITS, REPORT, POKE = range(23, 27)
+
+KIND_NAMES = {
+    value: name
+    for name, value in list(globals().items())
+    if isinstance(value, int) and name.isupper() and name not in ("WIRE_VERSION", "CHUNK")
+}
+
+FLAG_NESTED = 1  # made inside a method: exempt from credit, so cycles cannot deadlock
+FLAG_STREAM = 2  # answer item by item
+FLAG_BODY_APART = 4  # the body is the first out-of-band buffer: too large to concatenate
+
+_LENGTH = struct.Struct("<Q")
+
+
+class FrameError(MpimlError):
+    """Bytes that are not a frame of this version: another mpiml, or another program's traffic."""
+
+
+class Frame(NamedTuple):
+    """One frame, taken apart."""
+
+    kind: int
+    encoding: int
+    flags: int
+    source: int
+    target: int
+    id: int
+    aux: int
+    name: bytes
+    body: bytes | bytearray | memoryview
+    lengths: tuple[int, ...]
+
+
+def join(
+    kind: int,
+    source: int,
+    target: int,
+    id: int = 0,
+    aux: int = 0,
+    *,
+    encoding: int = 0,
+    flags: int = 0,
+    name: bytes = b"",
+    body: bytes | bytearray | memoryview = b"",
+    lengths: tuple[int, ...] | list[int] = (),
+) -> bytes:
+    """Build one message; `lengths` are the sizes in bytes of the buffers that follow."""
+    header = HEADER.pack(
+        WIRE_VERSION, kind, encoding, flags, source, target, len(lengths), id, len(body),
+        len(name), aux,
+    )  # fmt: skip
+    if lengths:
+        return b"".join((header, name, body, *map(_LENGTH.pack, lengths)))
+    return b"".join((header, name, body))
+
+
+def split(message: bytes | bytearray | memoryview) -> Frame:
+    """Take a message apart. The body is a view of `message`, not a copy.
+
+    Raises
+    ------
+    FrameError
+        If the version is another one, or the lengths do not add up.
+    """
+    size = len(message)
+    if size < 40:
+        raise FrameError(f"wire: expected a frame of at least 40 bytes, got {size}")
+    version, kind, encoding, flags, source, target, count, id, body, name, aux = (
+        HEADER.unpack_from(message)
+    )
+    start = 40 + name
+    end = start + body
+    if version != WIRE_VERSION or end + 8 * count != size:
+        raise FrameError(
+            f"wire: expected a frame of version {WIRE_VERSION} and {end + 8 * count} bytes, got "
+            f"version {version} and {size} bytes. All ranks must run the same mpiml."
+        )
+    view = memoryview(message)
+    lengths = struct.unpack_from(f"<{count}Q", message, end) if count else ()
+    label = bytes(view[40:start]) if name else b""
+    return Frame(
+        kind, encoding, flags, source, target, id, aux, label, view[start:end], lengths
+    )
+
+
+def chunks(length: int) -> list[tuple[int, int]]:
+    """Cut `length` bytes into ``(start, stop)`` pieces of at most `CHUNK` bytes; none for 0."""
+    return [(i, min(i + CHUNK, length)) for i in range(0, length, CHUNK)]
