@@ -41,7 +41,7 @@ FLOORS = {
     ],
     "world": [["mpiml.world"]],
     "faults": [["mpiml.faults"]],
-    "engine": [["mpiml.credit", "mpiml.transport"], ["mpiml.engine"]],
+    "engine": [["mpiml.credit", "mpiml.driver", "mpiml.transport"], ["mpiml.engine"]],
     "collectives": [["mpiml.collectives"]],
     "rpc": [
         ["mpiml.server"],

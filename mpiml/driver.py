@@ -1,0 +1,286 @@
+"""Who waits and who drives progress in one process.
+
+Whoever waits drives: a thread that needs a reply takes the *seat*, polls the link and hands
+out what arrives, until its own wait is over; a leaving driver wakes the next waiter. While
+user code computes and nobody waits, a helper thread takes the seat. It starts only after a
+whole tick without a driver, so a service that answers short calls in a row never shares its
+interpreter lock with it.
+
+In a process without MPI there is no link and no driver: waiting is waiting for a lock.
+"""
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from mpiml.errors import ServiceGoneError, Stopped
+from mpiml.futures import Wait
+from mpiml.scope import Scope
+
+__all__ = ["Driver", "Sleeper"]
+
+_TICK = 0.001
+_QUIET_TICKS = 20
+_LONG_US, _SHORT_US, _BUSY_US = 2000, 1000, 20
+
+
+class Sleeper:
+    """A thread asleep in the engine, for the report of who waits for whom."""
+
+    __slots__ = ("scope", "since", "thread", "wait")
+
+    def __init__(self, wait: Any, scope: Scope | None) -> None:
+        self.wait = wait
+        self.scope = scope
+        self.since = time.monotonic()
+        self.thread = threading.get_ident()
+
+
+class Driver:
+    """Waits and progress of one rank; `Engine` adds what the frames mean.
+
+    Parameters
+    ----------
+    rank
+        This rank.
+    spin_us
+        How long a waiting thread spins before it sleeps; 0 where ranks outnumber cores.
+    """
+
+    def __init__(self, rank: int, spin_us: int) -> None:
+        self.rank = rank
+        self.spin_us = spin_us
+        self.link: Any = None
+        self.closed = False
+        self.sleepers: dict[int, Sleeper] = {}
+        self.on_broken: Callable[[BaseException], None] = lambda error: None
+        self._seat = threading.Lock()
+        self._driving: Any = None
+        self._driver = 0
+        self._parked: dict[Any, list[Any]] = {}
+        self._later: deque[Callable[[], None]] = deque()
+        self._helper_wait = Wait("helper")
+        self._helper_park = threading.Lock()
+        self._helper_parked = False
+        self._departures = 0
+        self._helper: threading.Thread | None = None
+
+    def connect(self, link: Any) -> None:
+        """Take `link` as the way to the other ranks and start the helper thread."""
+        self.link = link
+        self._helper_park.acquire()
+        self._helper = threading.Thread(target=self._help, name="mpiml-helper", daemon=True)
+        self._helper.start()
+
+    def shut(self) -> None:
+        """End the helper and every wait. Local; a second call does nothing."""
+        self.closed = True
+        self.interrupt()
+        helper = self._helper
+        if helper is not None and helper is not threading.current_thread():
+            self._helper_wait.ready = True
+            self._wake_helper()
+            helper.join(5.0)
+
+    def later(self, action: Callable[[], None]) -> None:
+        """Run `action` at the next turn of the engine: safe from ``__del__`` and handlers."""
+        self._later.append(action)
+        if self.link is not None:
+            self.link.bell.ring(self.rank)
+
+    def turn(self) -> None:
+        """Run what `later` collected."""
+        while self._later:
+            try:
+                action = self._later.popleft()
+            except IndexError:
+                return
+            action()
+
+    # -- waiting ---------------------------------------------------------------------------
+
+    def fulfil(self, wait: Any) -> None:
+        """Set `wait` ready and wake whoever waits for it."""
+        wait.ready = True
+        if self._parked:
+            for lock in self._parked.pop(wait, ()):
+                _release(lock)
+        if self._driving is wait and self._driver != threading.get_ident():
+            self.link.bell.ring(self.rank)
+
+    def interrupt(self) -> None:
+        """Make every waiting thread look whether it is to stop."""
+        for locks in list(self._parked.values()):
+            for lock in list(locks):
+                _release(lock)
+        if self.link is not None:
+            self.link.bell.ring(self.rank)
+
+    def wait(self, wait: Any, deadline: float | None, scope: Scope | None) -> bool:
+        """Wait until `wait` is ready, driving progress meanwhile; False after `deadline`.
+
+        Local. A method gives up its turn in the service while it waits.
+
+        Raises
+        ------
+        Stopped
+            In a body, once the program stops.
+        """
+        if wait.ready:
+            return True
+        held = scope is not None and scope.suspend()
+        try:
+            while not wait.ready:
+                if scope is not None and scope.halt:
+                    raise Stopped("the program is stopping")
+                if self.closed:
+                    raise ServiceGoneError(f"{wait.about}: the program has ended")
+                if deadline is not None and time.monotonic() >= deadline:
+                    return False
+                if self.link is not None and self._take_seat():
+                    try:
+                        self._drive(wait, deadline, scope)
+                    finally:
+                        self._leave_seat()
+                else:
+                    self._park(wait, deadline, scope)
+        finally:
+            if held and scope is not None:
+                scope.resume()
+        return True
+
+    def _take_seat(self) -> bool:
+        if self._seat.acquire(False):
+            return True
+        if self._driving is self._helper_wait:
+            self._helper_wait.ready = True
+            self.link.bell.ring(self.rank)
+            return self._seat.acquire(True, 0.01)
+        return False
+
+    def _leave_seat(self) -> None:
+        self._driving = None
+        self._seat.release()
+        self._departures += 1
+        if self._parked:
+            self._wake_one()
+        elif self._helper_parked:
+            self._wake_helper()
+
+    def _wake_one(self) -> None:
+        try:
+            for locks in self._parked.values():
+                for lock in locks:
+                    _release(lock)
+                    return
+        except RuntimeError:  # the table changed under us: wake everybody instead
+            self.interrupt()
+
+    def _wake_helper(self) -> None:
+        self._helper_parked = False
+        _release(self._helper_park)
+
+    def _park(self, wait: Any, deadline: float | None, scope: Scope | None) -> None:
+        lock = threading.Lock()
+        lock.acquire()
+        self._parked.setdefault(wait, []).append(lock)
+        sleeper = self.sleepers.setdefault(threading.get_ident(), Sleeper(wait, scope))
+        try:
+            if wait.ready or self.closed or (scope is not None and scope.halt):
+                return
+            if self.link is not None and not self._seat.locked():
+                return  # the driver left before it could see us
+            timeout = -1.0 if deadline is None else max(0.0, deadline - time.monotonic())
+            lock.acquire(True, timeout)
+        finally:
+            locks = self._parked.get(wait)
+            if locks is not None:
+                if lock in locks:
+                    locks.remove(lock)
+                if not locks:
+                    self._parked.pop(wait, None)
+            if self.sleepers.get(sleeper.thread) is sleeper:
+                del self.sleepers[sleeper.thread]
+            if wait.ready and self._parked and self.link and not self._seat.locked():
+                self._wake_one()  # we were woken to drive, and need not
+
+    def _drive(self, wait: Any, deadline: float | None, scope: Scope | None) -> None:
+        link = self.link
+        bell = link.bell
+        poll = link.poll
+        self._driving = wait
+        self._driver = threading.get_ident()
+        misses = 0
+        quiet_since = 0.0
+        sleeper: Sleeper | None = None
+        try:
+            while not wait.ready and not self.closed:
+                if scope is not None and scope.halt:
+                    return
+                seen = bell.value()
+                if self._later:
+                    self.turn()
+                if poll():
+                    misses = 0
+                    continue
+                misses += 1
+                if misses <= 3 or wait.ready:
+                    continue
+                if misses == 4:
+                    bell.wait(seen, self.spin_us, 0)
+                    quiet_since = time.monotonic()
+                    continue
+                if sleeper is None and not link.busy:
+                    sleeper = Sleeper(wait, scope)
+                    self.sleepers[self._driver] = sleeper
+                now = time.monotonic()
+                if deadline is not None and now >= deadline:
+                    return
+                limit = _LONG_US if now - quiet_since > 1.0 else _SHORT_US
+                if link.busy:
+                    limit = _BUSY_US
+                if deadline is not None:
+                    limit = min(limit, int((deadline - now) * 1e6) + 1)
+                bell.wait(seen, 0, limit)
+        except Exception as error:
+            self.on_broken(error)
+            raise
+        finally:
+            if sleeper is not None:
+                self.sleepers.pop(self._driver, None)
+
+    # -- the helper ------------------------------------------------------------------------
+
+    def _help(self) -> None:
+        """Drive while user code computes; sleep while somebody else drives."""
+        while not self.closed:
+            self._helper_parked = True
+            if self._seat.locked():  # its driver sees the flag when it leaves
+                self._helper_park.acquire()
+            self._helper_parked = False
+            quiet = 0
+            while not self.closed and quiet < _QUIET_TICKS:
+                before = self._departures
+                time.sleep(_TICK)
+                if self._seat.locked():
+                    quiet = quiet + 1 if self._departures == before else 0
+                elif self._departures == before and self._seat.acquire(False):
+                    self._helper_wait.ready = self.closed
+                    try:
+                        self._drive(self._helper_wait, None, None)
+                    except Exception:
+                        self.log_exception("the progress thread failed")
+                        return
+                    finally:
+                        self._driving = None
+                        self._seat.release()
+                        if self._parked:
+                            self._wake_one()
+
+
+def _release(lock: Any) -> None:
+    with contextlib.suppress(RuntimeError):  # two reasons to wake it; one was enough
+        lock.release()
