@@ -33,6 +33,10 @@ class FakeCupyArray:
         self.host = np.array(host)
         self.staged = 0
 
+    def __reduce__(self):
+        """Torch's own pickle, too, asks for no buffer."""
+        return str, ("its own pickle",)
+
 
 @pytest.fixture
 def cupy(monkeypatch):
@@ -146,7 +150,7 @@ def test_plain_values_beside_a_loaded_library_are_plain(cupy):
         deep.staged = 0
         packed = pack(value)
         assert deep.staged == 1
-        assert b"restore" in packed.body
+        assert b"its own" not in packed.body
 
 
 def test_a_fortran_device_array_stays_so(cupy):

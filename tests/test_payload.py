@@ -538,9 +538,9 @@ def test_the_error_names_the_way_to_the_culprit():
 
 def test_a_cycle_around_a_culprit_ends():
     loop = [threading.Lock()]
-    loop.append(loop)
-    with pytest.raises(UsageError, match=r"the argument -> \[0\]"):
-        pack({"loop": loop}["loop"])
+    loop.insert(0, loop)
+    with pytest.raises(UsageError, match=r"the argument -> \[1\]: "):
+        pack(loop)
 
 
 def test_memory_errors_are_not_called_a_usage_error():
