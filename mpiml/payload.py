@@ -305,7 +305,9 @@ def _quick(value: Any, items: Collection[Any]) -> Packed | None:
 
     `items` are the top-level parts of the value, to look at before pickle does the work.
     """
-    if foreign_loaded() and not _tame(items):  # torch pickles its tensors without asking
+    if _tame(items):
+        return _new(Packed, (ENC_PICKLE, dumps(value, 5), []))
+    if foreign_loaded():  # torch pickles its tensors without asking
         return None
     if len(items) <= _FEW and not _SPECIAL.isdisjoint(map(type, items)) and _special(items):
         return None
