@@ -1,0 +1,374 @@
+"""What reaches a rank from outside: signals, the death of its launcher, errors of threads.
+
+A Python signal handler does not run while the main thread is inside an MPI call. The C part of
+Python's handler does, and writes the number of the signal into a pipe, which a thread reads.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+from mpiml.ancestors import Process, launcher_chain, look_up
+from mpiml.config import Config
+from mpiml.errors import Stopped
+
+__all__ = ["LauncherWatch", "Signals", "guard_fork", "install_excepthooks"]
+
+STOPS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
+
+_POLL = 0.5  # s, between looks at a process where the kernel has no pidfd
+_JOIN = 2.0  # s, at most, for callbacks still running when the hooks are removed
+
+
+# -- signals -----------------------------------------------------------------------------------
+
+_active: "list[Signals]" = []
+
+
+class Signals:
+    """Hands signals on to the runtime while it runs, whatever the main thread does.
+
+    Local: no MPI. A context manager; the handlers and the wake-up descriptor there were are
+    put back at the end. Signals that the process ignores (``nohup``, or SIGINT in the
+    background of a shell) stay ignored, except SIGQUIT; one that user code takes over with
+    ``signal.signal`` is its own from then on.
+
+    Parameters
+    ----------
+    on_stop
+        Called with the number at SIGTERM, SIGUSR1, SIGUSR2 and the first SIGINT.
+    on_interrupt_again
+        Called at every further SIGINT, also while `on_stop` is still busy.
+    on_quit
+        Called at SIGQUIT.
+
+    Attributes
+    ----------
+    installed : bool
+        False outside of the main thread, where Python allows no handlers: nothing is done.
+    """
+
+    def __init__(
+        self,
+        on_stop: Callable[[int], None],
+        on_interrupt_again: Callable[[], None],
+        on_quit: Callable[[], None],
+    ) -> None:
+        self.installed = False
+        self._on_stop = on_stop
+        self._on_interrupt_again = on_interrupt_again
+        self._on_quit = on_quit
+        self._interrupted = False
+        self._ending = False
+        self._old: dict[int, Any] = {}
+        self._old_fd = -1
+        self._read = self._write = -1
+        self._calls: list[threading.Thread] = []
+
+    def __enter__(self) -> "Signals":
+        if threading.current_thread() is not threading.main_thread():
+            return self
+        guard_fork(_forked)
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._write, False)
+        self._old_fd = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        self._listener = threading.Thread(
+            target=self._listen, name="mpiml signals", daemon=True
+        )
+        self._listener.start()
+        self.installed = True
+        _active.append(self)
+        for number in (*STOPS, signal.SIGQUIT):
+            handler = signal.getsignal(number)
+            ignored = handler == signal.SIG_IGN and number != signal.SIGQUIT
+            if handler is not None and not ignored:  # None: C code has it, not to be put back
+                self._old[number] = handler
+                signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if not self.installed:
+            return
+        self._ending = True
+        self._restore(self._old_fd)
+        with contextlib.suppress(OSError):
+            os.write(self._write, b"\0")
+        self._listener.join(_JOIN)
+        for thread in self._calls:
+            thread.join(_JOIN)
+        os.close(self._write)  # the reader closes the other end
+
+    def _restore(self, wakeup: int) -> None:
+        self.installed = False
+        if self in _active:
+            _active.remove(self)
+        for number, handler in self._old.items():
+            if signal.getsignal(number) == self._handle:
+                signal.signal(number, handler)
+        current = signal.set_wakeup_fd(wakeup)
+        if current not in (self._write, -1):  # somebody else's by now
+            signal.set_wakeup_fd(current)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        """Run in the main thread, late. The pipe has the number, unless it was displaced."""
+        current = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        if current == self._write:
+            return
+        if current != -1:  # an event loop of asyncio has put its own there, and needs it
+            signal.set_wakeup_fd(current)
+        with contextlib.suppress(OSError):
+            os.write(self._write, bytes((number,)))
+
+    def _listen(self) -> None:
+        ended = False
+        while not ended:
+            for number in os.read(self._read, 512):
+                if number:
+                    self._dispatch(number)
+                ended = not number
+        os.close(self._read)
+
+    def _dispatch(self, number: int) -> None:
+        if number not in self._old:  # a handler of the user's, whose loop may want to know
+            with contextlib.suppress(OSError):
+                os.write(self._old_fd, bytes((number,)))
+        elif self._ending:  # too late for us: let the handlers there were have it
+            os.kill(os.getpid(), number)
+        elif signal.getsignal(number) != self._handle:
+            pass  # the user has taken it over
+        elif number == signal.SIGINT and self._interrupted:
+            self._on_interrupt_again()
+        elif number == signal.SIGQUIT:
+            self._call(self._on_quit)
+        else:
+            # on a thread of its own: should it wait, a second SIGINT has to get through
+            self._interrupted = self._interrupted or number == signal.SIGINT
+            self._call(self._on_stop, number)
+
+    def _call(self, function: Callable[..., None], *args: Any) -> None:
+        thread = threading.Thread(
+            target=_run, args=(function, *args), name="mpiml signal", daemon=True
+        )
+        self._calls.append(thread)
+        thread.start()
+
+    def _forget(self) -> None:
+        """Leave the handlers to a forked child as they were.
+
+        Its signals must not reach the parent through the shared pipe, and a child told to
+        end by SIGTERM, as the workers of a `multiprocessing.Pool` are, has to end.
+        """
+        self._restore(-1)
+        os.close(self._read)
+        os.close(self._write)
+
+
+def _forked() -> None:
+    for signals in reversed(_active):
+        signals._forget()
+
+
+def _run(function: Callable[..., None], *args: Any) -> None:
+    try:
+        function(*args)
+    except Exception:
+        traceback.print_exc()
+
+
+# -- the launcher ------------------------------------------------------------------------------
+
+
+class LauncherWatch:
+    """Ends a rank whose launcher has died; Open MPI's ranks would go on for ever.
+
+    Local: no MPI. A context manager. One thread sleeps in the kernel until a process from
+    the parent up to the launcher ends, or the one that mpiml's own starter has named.
+
+    Parameters
+    ----------
+    on_death
+        Called once, with a line that says who died, on the thread of the watch.
+    config
+        The environment; has `Config.launcher_pid`.
+
+    Attributes
+    ----------
+    watched : list of Process
+        Empty where no launcher is known: then nothing is watched.
+    """
+
+    def __init__(self, on_death: Callable[[str], None], config: Config) -> None:
+        self.watched: list[Process] = []
+        self._on_death = on_death
+        self._config = config
+        self._dead: str | None = None
+        self._polled: list[Process] = []
+        self._fds: dict[int, Process] = {}
+        self._read = self._write = -1
+        self._thread: threading.Thread | None = None
+        self._pid = 0
+
+    def __enter__(self) -> "LauncherWatch":
+        self._pid = os.getpid()
+        parent = os.getppid()
+        self.watched = launcher_chain(parent)
+        if not self.watched and parent == 1 and self._config.launcher is not None:
+            # launchers do not let go of their ranks: this one was gone before we looked
+            self._dead = "the launcher"
+        self._add_starter()
+        for process in self.watched:
+            self._open(process)
+        if self.watched and os.getppid() != parent:
+            self._dead = self._dead or f"process {parent}"
+        if self.watched or self._dead:
+            self._read, self._write = os.pipe()
+            self._thread = threading.Thread(
+                target=self._watch, name="mpiml launcher watch", daemon=True
+            )
+            self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._thread is None or self._pid != os.getpid():
+            return  # a forked child must not end the watch of its parent
+        with contextlib.suppress(OSError):
+            os.write(self._write, b"\0")
+        if self._thread is not threading.current_thread():
+            self._thread.join(_JOIN)
+        os.close(self._write)
+        self._thread = None
+
+    def _add_starter(self) -> None:
+        pid = self._config.launcher_pid
+        if pid is None or self._config.launcher_host != os.uname().nodename:
+            return
+        if any(process.pid == pid for process in self.watched):
+            return
+        process = look_up(pid)
+        if process is None:
+            self._dead = f"mpiml run (process {pid})"
+        else:
+            self.watched.append(process)
+
+    def _open(self, process: Process) -> None:
+        try:
+            fd = os.pidfd_open(process.pid)
+        except ProcessLookupError:
+            self._dead = _describe(process)
+            return
+        except (AttributeError, OSError):  # an old kernel, or a sandbox that forbids it
+            self._polled.append(process)
+            return
+        self._fds[fd] = process
+        if _gone(process):  # and the number may have gone to another process
+            self._dead = _describe(process)
+
+    def _watch(self) -> None:
+        try:
+            dead = self._dead or self._wait()
+        finally:
+            for fd in (*self._fds, self._read):
+                os.close(fd)
+        if dead:
+            self._on_death(
+                f"mpiml: {dead}, which started this process, has died: this process ends"
+            )
+
+    def _wait(self) -> str | None:
+        poller = select.poll()
+        for fd in (*self._fds, self._read):
+            poller.register(fd, select.POLLIN)
+        while True:
+            ready = [fd for fd, _ in poller.poll(_POLL * 1000 if self._polled else None)]
+            if self._read in ready:
+                return None
+            gone = [self._fds[fd] for fd in ready]
+            gone += [process for process in self._polled if _gone(process)]
+            if gone:
+                return _describe(gone[0])
+
+
+def _gone(process: Process) -> bool:
+    now = look_up(process.pid)
+    return now is None or now.start != process.start
+
+
+def _describe(process: Process) -> str:
+    return f"{process.name} (process {process.pid})"
+
+
+# -- threads and forks -------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def install_excepthooks(
+    fail: Callable[[BaseException, threading.Thread | None], None],
+) -> Iterator[None]:
+    """Let an error that ends any thread reach `fail`, while the block lasts.
+
+    Local: no MPI. `Stopped` and ``sys.exit()`` with 0 are returns. The hook there was runs if
+    `fail` itself raises, and is put back at the end unless somebody has set another.
+    """
+    previous = threading.excepthook
+
+    def hook(args: threading.ExceptHookArgs) -> None:
+        error = args.exc_value if args.exc_value is not None else args.exc_type()
+        if isinstance(error, Stopped):
+            return
+        if isinstance(error, SystemExit) and not error.code:
+            return
+        try:
+            fail(error, args.thread)
+        except Exception:
+            traceback.print_exc()
+            previous(args)
+
+    threading.excepthook = hook
+    try:
+        yield
+    finally:
+        if threading.excepthook is hook:
+            threading.excepthook = previous
+
+
+_in_child: list[Callable[[], None]] = []
+_registered = False
+
+
+def guard_fork(on_child: Callable[[], None]) -> Callable[[], None]:
+    """Run `on_child` in every child that this process forks, before anything else of ours.
+
+    Local: no MPI. Giving the same function again changes nothing. What it raises is dropped,
+    as Python does with all functions of ``os.register_at_fork``, which cannot be withdrawn.
+
+    Returns
+    -------
+    callable
+        Ends it.
+    """
+    global _registered
+    if not _registered:
+        os.register_at_fork(after_in_child=_after_fork)
+        _registered = True
+    if on_child not in _in_child:
+        _in_child.append(on_child)
+
+    def remove() -> None:
+        if on_child in _in_child:
+            _in_child.remove(on_child)
+
+    return remove
+
+
+def _after_fork() -> None:
+    for function in tuple(_in_child):
+        try:
+            function()
+        except Exception:
+            traceback.print_exc()
