@@ -6,16 +6,19 @@
 takes a few microseconds and a `threading.Condition` alone would cost two of them.
 """
 
+import contextvars
+import itertools
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import CancelledError, _base
 from typing import Any
 
-from mpiml.errors import DeadlineError, Stopped, UsageError
+from mpiml.callbacks import await_in, callbacks, wake
+from mpiml.errors import DeadlineError, UsageError
 from mpiml.scope import Scope, current_scope
 
-__all__ = ["Future", "Wait", "await_in", "gather", "wait"]
+__all__ = ["Future", "Wait", "gather", "wait"]
 
 PENDING, CANCELLED, FINISHED = _base.PENDING, _base.CANCELLED_AND_NOTIFIED, _base.FINISHED
 _lazy = threading.Lock()
@@ -39,45 +42,66 @@ class Future(_base.Future):  # type: ignore[type-arg]
     for it does not cancel the call.
     """
 
+    #: When a client made by ``with_options(timeout=)`` gives the result up, on the monotonic clock.
+    deadline: float | None = None
+    _timer: threading.Timer | None = None
+    _failed = False  # whether `_decode` raises
+
+    # What most futures never change stands on the class: creating one costs little then.
+    ready = False
+    id = 0
+    _state = PENDING
+    _decode: Callable[[], Any] | None = None
+    _result: Any = None
+    _exception: BaseException | None = None
+    _seen = False
+    _lock: threading.Condition | None = None
+    _callbacks: list[Callable[[Any], Any]] | None = None
+
     # No super().__init__: see the module's first paragraph.
     def __init__(self, engine: Any, target: str, method: str, vertex: int = -1) -> None:
-        self.ready = False
-        self.id = 0
         self.target_vertex = vertex
         self.engine = engine
         self.target = target
         self.method = method
-        self._state = PENDING
-        self._decode: Callable[[], Any] | None = None
-        self._result: Any = None
-        self._exception: BaseException | None = None
-        self._seen = False
-        self._lock: threading.Condition | None = None
-        self._done_callbacks: list[Callable[[Any], Any]] = []
 
     @property
     def about(self) -> str:
         """What is waited for, for the report of who waits for whom."""
         return f"{self.target}.{self.method}()"
 
+    def __repr__(self) -> str:
+        if not self.ready:
+            return f"<Future of {self.about}, under way>"
+        return f"<Future of {self.about}, {self._state.lower().partition('_')[0]}>"
+
     @property
     def _condition(self) -> threading.Condition:  # type: ignore[override]
+        # the standard library asks for it: it is about to wait
+        self._arm()
         with _lazy:
             if self._lock is None:
                 self._waiters: list[Any] = []
                 self._lock = threading.Condition()
         return self._lock
 
-    def complete(self, decode: Callable[[], Any]) -> None:
+    def complete(self, decode: Callable[[], Any], failed: bool = False) -> None:
         """Finish the call; `decode` returns its value or raises its error, when asked.
 
         Local: called by the engine, on any thread. Decoding happens where the value is
         wanted, so a large reply does not hold up the thread that drives progress.
+
+        Parameters
+        ----------
+        decode
+            Makes the value.
+        failed
+            Whether `decode` raises.
         """
         self._decode = decode
-        self._state = FINISHED
-        self.engine.fulfil(self)
-        self._notify()
+        if failed:
+            self._failed = True
+        self._settle(FINISHED)
 
     def fail(self, error: BaseException) -> None:
         """Finish the call with `error`."""
@@ -85,24 +109,61 @@ class Future(_base.Future):  # type: ignore[type-arg]
         def decode() -> Any:
             raise error
 
-        self.complete(decode)
+        self.complete(decode, True)
 
-    def _notify(self) -> None:
-        lock = self._lock
+    def _settle(self, state: str) -> None:
+        # Whoever makes the lock sees the state before or after, never in between: a waiter of
+        # the standard library counts the futures that are done, and is then told of the others.
+        with _lazy:
+            lock = self._lock
+            if lock is None:
+                self._state = state
         if lock is not None:
             with lock:
+                self._state = state
+                self.ready = True
                 for waiter in self._waiters:
-                    if self._state is FINISHED:
-                        waiter.add_result(self)
-                    else:
-                        waiter.add_cancelled(self)
+                    (waiter.add_result if state is FINISHED else waiter.add_cancelled)(self)
                 lock.notify_all()
-        while self._done_callbacks:
+        self.engine.fulfil(self)
+        if self._timer is not None:
+            self._timer.cancel()
+        while self._callbacks:
             try:
-                callback = self._done_callbacks.pop(0)
+                callback = self._callbacks.pop(0)
             except IndexError:
                 break
-            self._call_back(callback)
+            callback(self)
+
+    def when_done(self, fn: Callable[[Any], Any]) -> None:
+        """Call ``fn(self)``, which must not wait, on the thread that notices the end."""
+        if not self.ready:
+            with _lazy:
+                if self._callbacks is None:
+                    self._callbacks = []
+                self._callbacks.append(fn)
+            if not (self.done() and self._withdraw(fn)):
+                return  # whoever takes the callback off the list calls it
+        fn(self)
+
+    def _withdraw(self, fn: Callable[[Any], Any]) -> bool:
+        try:
+            (self._callbacks or []).remove(fn)
+        except ValueError:
+            return False
+        return True
+
+    def add_done_callback(self, fn: Callable[[Any], Any]) -> None:
+        """Call ``fn(self)`` when the call is done: now if it is, else on a thread for callbacks.
+
+        `fn` may wait and make calls of its own, for the node that added it.
+        """
+        self._arm()
+        context = contextvars.copy_context()
+        if self.ready:
+            self._call_back(fn)
+        else:
+            self.when_done(lambda _: callbacks.put(lambda: context.run(self._call_back, fn)))
 
     def _call_back(self, callback: Callable[[Any], Any]) -> None:
         try:
@@ -110,26 +171,30 @@ class Future(_base.Future):  # type: ignore[type-arg]
         except Exception:
             self.engine.log_exception(f"a callback of the future of {self.about} raised")
 
-    def add_done_callback(self, fn: Callable[[Any], Any]) -> None:
-        """Call ``fn(self)`` when the call is done, on the thread that notices; now if it is."""
-        if not self.ready:
-            self._done_callbacks.append(fn)
-            if not self.ready:
-                return
-            try:  # it ended meanwhile: whoever takes the callback off the list calls it
-                self._done_callbacks.remove(fn)
-            except ValueError:
-                return
-        self._call_back(fn)
+    def _arm(self) -> None:
+        """See to it that the deadline of the client is kept although nobody waits in mpiml."""
+        if self.deadline is not None and self._timer is None and not self.ready:
+            left = max(0.0, self.deadline - time.monotonic())
+            self._timer = threading.Timer(left, self._expire)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _expire(self) -> None:
+        """End with `DeadlineError`, unless a reply has just come. The call goes on."""
+        if self.engine.forget(self):
+            self.fail(
+                DeadlineError(
+                    f"{self.about}: expected a reply within the timeout of the client, got none. "
+                    "The call goes on; give it more time with with_options(timeout=)."
+                )
+            )
 
     def cancel(self) -> bool:
         """Give the result up. The call itself goes on where it runs; its result is dropped."""
         if not self.engine.forget(self):  # one atomic pop decides between reply and cancel
             return self._state is CANCELLED
-        self._state = CANCELLED
         self._seen = True
-        self.engine.fulfil(self)
-        self._notify()
+        self._settle(CANCELLED)
         return True
 
     def cancelled(self) -> bool:
@@ -178,6 +243,12 @@ class Future(_base.Future):  # type: ignore[type-arg]
     def _await_ready(self, timeout: float | None) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout
         scope = current_scope(required=False)
+        last = self.deadline
+        if last is not None and (deadline is None or last <= deadline):
+            if not self.engine.wait(self, last, scope):
+                self._expire()
+                self.engine.wait(self, None, None)  # it is ready, or becomes so right now
+            return
         if not self.engine.wait(self, deadline, scope):
             raise DeadlineError(
                 f"{self.about}: expected a reply within {timeout:g} s, got none. The call goes "
@@ -204,15 +275,16 @@ class Future(_base.Future):  # type: ignore[type-arg]
         import asyncio
 
         if not self.ready:
+            self._arm()
             scope = current_scope(required=False)
             proxy = asyncio.get_running_loop().create_future()
-            self.add_done_callback(lambda _: _wake(proxy))
+            self.when_done(lambda _: wake(proxy))
             yield from await_in(scope, proxy)
         return self._value()
 
     def __del__(self) -> None:
         """Report an error that nobody looked at; sends nothing, so it is safe at any time."""
-        if not self._seen and self._decode is not None and self._state is FINISHED:
+        if self._failed and not self._seen:
             self.engine.unseen(self)
 
     def set_running_or_notify_cancel(self) -> bool:
@@ -228,34 +300,6 @@ class Future(_base.Future):  # type: ignore[type-arg]
         raise UsageError("Future.set_exception: expected mpiml to finish the call")
 
 
-def _wake(proxy: Any) -> None:
-    def settle() -> None:
-        if not proxy.done():
-            proxy.set_result(None)
-
-    try:
-        proxy.get_loop().call_soon_threadsafe(settle)
-    except RuntimeError:
-        pass  # the loop has ended: nobody awaits any more
-
-
-def await_in(scope: Scope | None, proxy: Any) -> Generator[Any, None, None]:
-    """Await `proxy`, an asyncio future, for what `scope` runs: a stop ends it in a body."""
-    awaiting = getattr(scope, "awaiting", None)
-    held = scope is not None and scope.suspend()
-    try:
-        if awaiting is not None and scope is not None:
-            awaiting.add(proxy)
-            if scope.halt:
-                raise Stopped("the program is stopping")
-        yield from proxy.__await__()
-    finally:
-        if awaiting is not None:
-            awaiting.discard(proxy)
-        if held and scope is not None:
-            yield from scope.regain()
-
-
 def gather(futures: Iterable[Future], return_errors: bool = False) -> list[Any]:
     """Wait for all futures and return their results in the order given.
 
@@ -268,11 +312,14 @@ def gather(futures: Iterable[Future], return_errors: bool = False) -> list[Any]:
     """
     results: list[Any] = []
     for future in list(futures):
-        if return_errors:
-            error = future.exception()
-            results.append(future.result() if error is None else error)
-        else:
+        if not return_errors:
             results.append(future.result())
+            continue
+        try:
+            error = future.exception()
+        except CancelledError as cancelled:
+            error = cancelled
+        results.append(future.result() if error is None else error)
     return results
 
 
@@ -305,14 +352,21 @@ def wait(
     ticket = Wait(f"{num_returns} of {len(futures)} futures, first {futures[0].about}")
     engine = futures[0].engine
 
+    counter = itertools.count(1)
+
     def count(_: Future) -> None:
-        if not ticket.ready and sum(f.ready for f in futures) >= num_returns:
+        if next(counter) >= num_returns:
             engine.fulfil(ticket)
 
     for future in futures:
-        future.add_done_callback(count)
-    if not ticket.ready:
+        future._arm()
+        future.when_done(count)
+    try:
         engine.wait(ticket, deadline, scope)
-    done = [f for f in futures if f.ready][: max(num_returns, 0)]
+    finally:
+        for future in futures:
+            if not future.ready:
+                future._withdraw(count)
+    done = [f for f in futures if f.ready][:num_returns]
     chosen = set(map(id, done))
     return done, [f for f in futures if id(f) not in chosen]

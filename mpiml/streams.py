@@ -60,7 +60,7 @@ class Stream(Iterator[Any]):
         self._items.append(decode)
         self._signal()
 
-    def complete(self, decode: Any) -> None:
+    def complete(self, decode: Any, failed: bool = False) -> None:
         """Take the end in: an error, or nothing."""
         self._items.append(_END if decode is None else decode)
         self._done = True

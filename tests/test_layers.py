@@ -22,7 +22,8 @@ FLOORS = {
     ],
     "logic": [
         ["mpiml.arrays", "mpiml.control", "mpiml.hosts", "mpiml.references", "mpiml.scope"],
-        ["mpiml.futures", "mpiml.handles", "mpiml.nodes", "mpiml.wire"],
+        ["mpiml.callbacks", "mpiml.handles", "mpiml.nodes", "mpiml.wire"],
+        ["mpiml.futures"],
         ["mpiml.payload_memory", "mpiml.payload_owned"],
         ["mpiml.payload_pickler"],
         ["mpiml.payload_errors"],

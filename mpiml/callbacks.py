@@ -1,0 +1,74 @@
+"""How the end of a call reaches code that does not wait in mpiml: callbacks and event loops."""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from typing import Any
+
+from mpiml.errors import Stopped
+from mpiml.scope import Scope
+
+__all__ = ["Callbacks", "await_in", "callbacks", "wake"]
+
+
+class Callbacks:
+    """A thread for the callbacks of users: they may wait, which the thread that drives cannot."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._queue: deque[Callable[[], None]] = deque()
+        self._running = False
+
+    def put(self, action: Callable[[], None]) -> None:
+        """Run `action` soon, in the order given."""
+        with self._lock:
+            self._queue.append(action)
+            if self._running:
+                return
+            self._running = True
+        threading.Thread(target=self._run, name="mpiml callbacks", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._queue:
+                    self._running = False
+                    return
+                action = self._queue.popleft()
+            try:
+                action()
+            except BaseException:  # Stopped: the node of the callback ends
+                continue
+
+
+#: The thread of this process.
+callbacks = Callbacks()
+
+
+def wake(proxy: Any) -> None:
+    """Finish `proxy`, an asyncio future, from any thread."""
+
+    def settle() -> None:
+        if not proxy.done():
+            proxy.set_result(None)
+
+    with suppress(RuntimeError):  # the loop has ended: nobody awaits any more
+        proxy.get_loop().call_soon_threadsafe(settle)
+
+
+def await_in(scope: Scope | None, proxy: Any) -> Generator[Any, None, None]:
+    """Await `proxy`, an asyncio future, for what `scope` runs: a stop ends it in a body."""
+    awaiting = getattr(scope, "awaiting", None)
+    held = scope is not None and scope.suspend()
+    try:
+        if awaiting is not None and scope is not None:
+            awaiting.add(proxy)
+            if scope.halt:
+                raise Stopped("the program is stopping")
+        yield from proxy.__await__()
+    finally:
+        if awaiting is not None:
+            awaiting.discard(proxy)
+        if held and scope is not None:
+            yield from scope.regain()
