@@ -1,0 +1,167 @@
+"""The command: its line, and one real run of each benchmark with few repetitions.
+
+No figure is judged here: that all rows are there, are numbers, and belong together is.
+"""
+
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+
+from mpiml.bench import peers
+from mpiml.bench.command import NAMES, main, parse
+
+BUSY = ("", "_mean", "_p99", "_called", "_quiet", "_body")
+WAYS = ("memcpy", "raw_result", "lent", "kept", "raw_push", "push", "push_futures")
+ROWS = {
+    "rpc": {
+        *("raw_small", "small", "raw_flight", "flight"),
+        *(f"busy_{kind}{end}" for kind in ("matmul", "elementwise", "python") for end in BUSY),
+        *("crowd_raw", "crowd", "crowd_max", "crowd_raw_max"),
+        *("crowd_few_rate", "crowd_rate", "crowd_least"),
+    },
+    "arrays": {f"{size}_{way}" for size in ("1KiB", "1MiB", "16MiB") for way in WAYS},
+    "startup": {
+        *("import_numpy", "import_mpiml", "import_names"),
+        *("memory_plain", "memory", "memory_max", "memory_private"),
+        *("start_plain", "start_hello"),
+    },
+    "idle": {"raw", "service", "caller", "answer", "answer_max"},
+}
+GOALS = {"rpc": 16, "arrays": 4, "startup": 4, "idle": 3}
+
+
+def bench(*argv, timeout=240):
+    ended = subprocess.run(
+        [sys.executable, "-m", "mpiml.bench", *argv],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr == ""
+    return ended.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_each_benchmark_measures_all_its_rows(name, mpi_launcher):
+    ranks = ["--ranks", "4"] if name in ("rpc", "startup") else []
+    found = json.loads(bench(name, "--quick", "--json", *ranks))
+    rows = {row["key"]: row for row in found["rows"]}
+    assert rows.keys() == ROWS[name]
+    assert len(rows) == len(found["rows"])
+    for row in rows.values():
+        numbers = [
+            row[key] for key in ("value", "low", "high", "ratio") if row[key] is not None
+        ]
+        assert all(map(math.isfinite, numbers)), row
+        assert row["samples"] >= 1
+        assert (row["reached"] is None) == (row["goal"] == "")
+        if row["low"] is not None:
+            assert row["low"] <= row["value"] <= row["high"]
+    assert sum(row["goal"] != "" for row in rows.values()) == GOALS[name]
+    assert "few repetitions" in found["facts"]["quick"]
+    assert found["facts"].keys() >= {"cpu", "cores", "mpi", "python", "numpy", "mpi4py", "date"}
+
+
+@pytest.mark.slow
+def test_peers_that_are_not_there_are_named(mpi_launcher, tmp_path):
+    """All peers get a Python that has none of them."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexit 1\n")
+    python.chmod(0o755)
+    options = [f"--peer-python={name}={python}" for name in peers.PEERS]
+    said = bench("idle", "--quick", *options)
+    assert "idle has no figure that other systems share" in said
+    found, notes = peers.measure(parse(["rpc", "--quick", *options]), [])
+    assert found == []
+    assert notes == [
+        f"{peer.title}: not installed (pip install {peer.pip})" for peer in peers.PEERS.values()
+    ]
+
+
+def test_what_a_peer_prints_becomes_rows(tmp_path):
+    """A Python that answers for all scripts: the rows, their statistics and their ratios."""
+    python = tmp_path / "python"
+    text = json.dumps({"version": "9", "small": [2e-6, 4e-6], "flight": [50.0]})
+    python.write_text(f"#!/bin/sh\necho noise\necho '[0] {peers.MARK}{text}'\n")
+    python.chmod(0o755)
+    others = [f"--peer-python={name}=/no" for name in peers.PEERS if name != "ray"]
+    options = parse(["rpc", "--quick", f"--peer-python=ray={python}", *others])
+    raw = [row(key, value) for key, value in (("raw_small", 1.0), ("raw_flight", 100.0))]
+    found, notes = peers.measure(options, raw)
+    mine = {one.key: one for one in found if one.key.startswith("peer_ray")}
+    assert mine["peer_ray_small"].what == "Ray actor 9: small call"
+    assert mine["peer_ray_small"].value == pytest.approx(3.0)
+    assert mine["peer_ray_small"].ratio == pytest.approx(3.0)
+    assert mine["peer_ray_flight"].ratio == pytest.approx(0.5)
+    assert "Dask actor, worker to worker: no Python at /no" in notes
+
+
+def row(key, value):
+    from mpiml.bench.measure import Row
+
+    return Row(key, key, "µs", value)
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ([], "required: NAME"),
+        (["speed"], "invalid choice: 'speed'"),
+        (["rpc", "--ranks", "0"], "expected 1 or more"),
+        (["rpc", "--ranks", "x"], "invalid _count value: 'x'"),
+        (["rpc", "--peer-python", "ray"], "expected PEER=PATH"),
+        (["rpc", "--peer-python", "slurm=/x"], "expected PEER=PATH with one of ray"),
+        (["arrays", "--ranks", "4"], "arrays measures two ranks"),
+        (["idle", "--ranks", "4"], "idle measures two ranks"),
+        (["rpc", "--ranks", "3"], "expected 4 or more"),
+        (["startup", "--ranks", "1"], "expected 2 or more"),
+    ],
+)
+def test_a_wrong_line_is_usage_and_status_2(argv, said, capsys, unlaunched):
+    assert main(argv) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert said in err
+
+
+@pytest.fixture
+def unlaunched(monkeypatch):
+    """No launcher, whichever started this test, and none looked for."""
+    from mpiml.bench import command
+
+    monkeypatch.setattr(command.Config, "read", classmethod(lambda cls: cls()))
+    monkeypatch.setattr(command, "Ranks", lambda: None)
+
+
+def test_ranks_do_not_start_ranks(monkeypatch, capsys):
+    monkeypatch.setenv("PMI_RANK", "0")
+    monkeypatch.setenv("PMI_SIZE", "2")
+    assert main(["idle"]) == 2
+    assert "a launcher started this process" in capsys.readouterr().err
+
+
+def test_help_says_what_there_is(capsys):
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in NAMES)
+    assert "--peers" in out
+
+
+def test_peers_are_measured_when_a_python_is_given_for_one():
+    assert parse(["rpc", "--peer-python", "ray=/x/python"]).peers
+    assert not parse(["rpc"]).peers
+
+
+@pytest.mark.slow
+def test_ranks_that_fail_are_an_error_and_not_a_table(mpi_launcher):
+    from mpiml.bench.spawn import BenchError, Ranks
+
+    with pytest.raises(BenchError, match="got status") as caught:
+        Ranks(60.0).scenario("idle:missing", 2, {})
+    assert "no attribute 'missing'" in str(caught.value)
