@@ -190,6 +190,7 @@ class Supervisor:
                 self._send(signal.SIGUSR1)
             status = child.wait()
         finally:
+            self._sweep()
             for number, handler in before.items():
                 signal.signal(number, handler)
         return exit_status(status, self.asked, self.killed)

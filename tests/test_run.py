@@ -168,6 +168,9 @@ def test_a_dry_run_shows_graph_placement_and_environment(environ, launched, caps
     assert "start: " in out
     assert "OMP_NUM_THREADS" in out
     assert launched == []
+    environ(rank(3))
+    assert run.main(["--dry-run", file]) == 0  # rank 0 shows it
+    assert capsys.readouterr() == ("", "")
 
 
 def test_a_dry_run_of_a_program_that_does_not_fit(environ, launched, capsys, file):
