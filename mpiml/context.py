@@ -8,7 +8,7 @@ from mpiml.errors import PlacementError, UsageError
 from mpiml.hosting import HostedNode
 from mpiml.scope import BodyScope, current_scope, enter, leave
 
-__all__ = ["Context", "context"]
+__all__ = ["Context", "context", "missing_ranks"]
 
 
 class Context:
@@ -28,6 +28,9 @@ class Context:
         Devices that were given to this node.
     seed : int
         Different for each node; the same for the same ``--seed``, role and index.
+    clients
+        Under `mpiml.attach`: ``clients[label]`` is the client of each role. None elsewhere,
+        since other nodes are given theirs as arguments.
     """
 
     def __init__(self, node: HostedNode) -> None:
@@ -43,6 +46,7 @@ class Context:
         self.local_size: int = runtime.hosts.local_size(self.world_rank)
         self.gpus: tuple[int, ...] = runtime.gpus_of(node.spec)
         self.seed: int = _seed(runtime.settings.seed, self.role, self.index)
+        self.clients: Any = None
         self._rng: Any = None
         self._log: Any = None
 

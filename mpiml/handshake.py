@@ -1,10 +1,13 @@
 """The launch handshake: a fixed record from each rank, before anything starts.
 
-Layout of a record, little endian: version u8, state u8 (0 ready, 1 an error, 2 a usage
-error), attached u8 (the rank's code is itself a body), unused u8, exit status i32, role that
-is attached u32, digest 32 bytes, then the facts of the host (`mpiml.hosts.Facts`).
+Layout of a record, little endian, `SIZE` bytes: version u8, state u8 (0 ready, 1 an error, 2 a
+usage error), attached u8 (the rank's code is itself a body), unused u8, exit status i32, role
+that is attached u32, digest 32 bytes, token 8 bytes, then the facts of the host
+(`mpiml.hosts.Facts`), then zeros. Version and size stand for ever: ranks with two versions of
+mpiml must be able to tell each other so.
 """
 
+import os
 import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -15,41 +18,65 @@ from mpiml.errors import GraphMismatchError, RemoteError, UsageError
 from mpiml.hosts import FACTS_SIZE, Facts, local_facts
 from mpiml.payload import pack_error, unpack_error
 
-__all__ = ["READY", "Record", "exchange"]
+__all__ = ["Record", "alone", "exchange"]
 
 VERSION = 1
+SIZE = 512
 READY, FAULT, USAGE = 0, 1, 2
-_HEAD = struct.Struct("<BBBBiI32s")
+_HEAD = struct.Struct("<BBBxiI32s8s")
+_ERROR = struct.Struct("<BI")  # encoding, bytes of the traceback
+_BETWEEN, _INSIDE = "\x1e", "\x1f"
 
 
 class Record(NamedTuple):
-    """What one rank says of itself."""
+    """What one rank says of itself.
+
+    Attributes
+    ----------
+    state, status
+        Whether it has a program, and the exit status of its error.
+    attached
+        Index of the role whose body is the rank's own code, or None.
+    digest
+        Of the program it built.
+    facts
+        Its host.
+    token
+        Random bytes; names what the ranks of a host share.
+    """
 
     state: int
     status: int
     attached: int | None
     digest: bytes
     facts: Facts
+    token: bytes
 
     def pack(self) -> bytes:
         """Return the bytes."""
         role = 0 if self.attached is None else self.attached
         head = _HEAD.pack(
-            VERSION, self.state, self.attached is not None, 0, self.status, role, self.digest
-        )
-        return head + self.facts.pack()
+            VERSION, self.state, self.attached is not None, self.status, role, self.digest,
+            self.token,
+        )  # fmt: skip
+        return (head + self.facts.pack()).ljust(SIZE, b"\0")
 
     @classmethod
-    def unpack(cls, data: bytes) -> "Record":
+    def unpack(cls, data: bytes, rank: int = 0) -> "Record":
         """Take the bytes of one rank apart."""
-        version, state, attached, _, status, role, digest_ = _HEAD.unpack_from(data)
-        if version != VERSION:
+        if data[0] != VERSION:
             raise UsageError(
-                f"mpiml: expected handshake version {VERSION} on all ranks, got {version}. "
-                "Install the same mpiml everywhere."
+                f"mpiml: expected handshake version {VERSION} on all ranks, got {data[0]} from "
+                f"rank {rank}. Install the same mpiml everywhere."
             )
+        _, state, attached, status, role, digest_, token = _HEAD.unpack_from(data)
         facts = Facts.unpack(data[_HEAD.size : _HEAD.size + FACTS_SIZE])
-        return cls(state, status, role if attached else None, digest_, facts)
+        return cls(state, status, role if attached else None, digest_, facts, token)
+
+
+def alone(attached: int | None) -> Record:
+    """Return the record of a process that has nobody to compare with. Local."""
+    return Record(READY, 0, attached, bytes(32), local_facts(), os.urandom(8))
 
 
 def exchange(
@@ -58,7 +85,7 @@ def exchange(
     error: BaseException | None,
     attached: int | None = None,
 ) -> list[Record]:
-    """Compare what all ranks built. Collective over `comm`.
+    """Compare what all ranks built. Collective over `comm`: one allgather if all is well.
 
     Parameters
     ----------
@@ -79,48 +106,70 @@ def exchange(
     Raises
     ------
     GraphMismatchError
-        On every rank, if the digests differ.
+        On every rank, if the programs differ.
     BaseException
         `error` on the ranks that have one, on the others the error of the lowest of those,
         with its text as ``__cause__``; its attribute ``mpiml_rank`` says whose it is.
     """
-    state, status = READY, 0
+    own = alone(attached)._replace(digest=digest(lines))
     if error is not None:
-        state = USAGE if isinstance(error, UsageError) else FAULT
-        status = 2 if state == USAGE else 1
-    own = Record(state, status, attached, digest(lines), local_facts())
-    records = [Record.unpack(data) for data in world.exchange_record(comm, own.pack())]
+        usage = isinstance(error, UsageError)
+        own = own._replace(state=USAGE if usage else FAULT, status=2 if usage else 1)
+    answers = world.exchange_record(comm, own.pack())
+    records = [Record.unpack(data, rank) for rank, data in enumerate(answers)]
     failed = [rank for rank, record in enumerate(records) if record.state != READY]
     if failed:
         raise _failure(comm, error, failed[0])
     if len({record.digest for record in records}) > 1:
-        text = "\x1e".join(f"{name}\x1f{value}" for name, value in lines)
-        everything = [
-            [_pair(line) for line in data.decode().split("\x1e")]
-            for data in world.exchange_text(comm, text.encode())
-        ]
-        raise GraphMismatchError(first_difference(everything))
+        _compare(comm, lines)
     return records
 
 
+def _compare(comm: Any, lines: Sequence[tuple[str, str]]) -> None:
+    """Find the first difference. Collective over `comm`.
+
+    A module that only some ranks have imported is none: a body may import where it runs, and
+    the next program of the same process must not fail for it.
+    """
+    joined = _BETWEEN.join(f"{name}{_INSIDE}{value}" for name, value in lines)
+    answers = world.exchange_text(comm, joined.encode(errors="backslashreplace"))
+    everything = [
+        [_pair(line) for line in data.decode(errors="replace").split(_BETWEEN)]
+        for data in answers
+    ]
+    common = set.intersection(*({name for name, _ in ranks} for ranks in everything))
+    kept = [
+        [line for line in ranks if line[0] in common or not line[0].startswith("file ")]
+        for ranks in everything
+    ]
+    difference = first_difference(kept)
+    if difference:
+        raise GraphMismatchError(
+            f"mpiml: expected all ranks to build the same program, but {difference}. Let nothing "
+            "in the graph depend on the rank, the time, or the machine."
+        )
+
+
 def _pair(line: str) -> tuple[str, str]:
-    name, _, value = line.partition("\x1f")
+    name, _, value = line.partition(_INSIDE)
     return name, value
 
 
 def _failure(comm: Any, error: BaseException | None, rank: int) -> BaseException:
+    """Return the error to raise here for the one of `rank`. Collective over `comm`."""
     import traceback
 
-    text = b""
+    data = b""
     if error is not None and comm.rank == rank:
         packed = pack_error(error)
-        trace = "".join(traceback.format_exception(error)).encode()
-        text = struct.pack("<BI", packed.encoding, len(trace)) + trace + bytes(packed.body)
-    data = world.exchange_text(comm, text)[rank]
+        trace = "".join(traceback.format_exception(error)).encode(errors="backslashreplace")
+        data = _ERROR.pack(packed.encoding, len(trace)) + trace + bytes(packed.body)
+    data = world.exchange_text(comm, data)[rank]
     if error is None:
-        encoding, length = struct.unpack_from("<BI", data)
-        error = unpack_error(encoding, data[5 + length :])
-        trace = data[5 : 5 + length].decode(errors="replace")
-        error.__cause__ = RemoteError(f"while the program was built on rank {rank}:\n{trace}")
+        encoding, length = _ERROR.unpack_from(data)
+        start = _ERROR.size
+        error = unpack_error(encoding, data[start + length :])
+        stack = data[start : start + length].decode(errors="replace")
+        error.__cause__ = RemoteError(f"while the program was built on rank {rank}:\n{stack}")
     error.mpiml_rank = rank  # type: ignore[attr-defined]
     return error

@@ -3,7 +3,7 @@
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 from mpiml.client import Client, ClientGroup, NodeClient, Target
@@ -18,7 +18,7 @@ from mpiml.hosting import HostedNode, has_body
 from mpiml.nodes import ServiceNode, served_methods
 from mpiml.payload import SNAPSHOT, pack, pack_error, unpack_error
 from mpiml.references import Handle
-from mpiml.scope import enter, leave, owners
+from mpiml.scope import Scope, enter, leave, owners
 from mpiml.server import remote_text
 from mpiml.streams import decode_item, on_stream_control
 from mpiml.wire import (
@@ -137,7 +137,7 @@ class Runtime:
             error.__cause__ = RemoteError(bytes(frame.name).decode(errors="replace"))
             raise error
 
-        call.complete(decode)
+        call.complete(decode, True)
 
     def _on_item(self, rank: int, frame: Frame, buffers: Sequence[Any]) -> None:
         call = self.engine.pending.get(frame.id)
@@ -157,7 +157,15 @@ class Runtime:
         on_stream_control(self._servers[frame.target], rank, frame)
 
     def _on_return(self, rank: int, frame: Frame, buffers: Sequence[Any]) -> None:
-        self.results[frame.source] = decode_item(frame, buffers)
+        decode = decode_item(frame, buffers)
+        if bytes(frame.name) != b"error":
+            self.results[frame.source] = decode
+            return
+
+        def refuse() -> Any:
+            raise RemoteError(decode())
+
+        self.results[frame.source] = refuse
 
     def _on_broken(self, error: BaseException) -> None:
         node = self.nodes[0] if self.nodes else None
@@ -394,38 +402,50 @@ class Runtime:
             return
         try:
             packed = pack(node.value, SNAPSHOT, f"the return value of {node.title}")
-        except Exception as error:
-            packed = pack(RemoteError(str(error)))
+            name = b""
+        except Exception as error:  # nobody may want it: an error for whoever reads it
+            packed, name = pack(str(error)), b"error"
         self.engine.transmit(
-            0, RETURN, node.vertex, node.vertex,
+            0, RETURN, node.vertex, node.vertex, name=name,
             encoding=packed.encoding, body=packed.body, buffers=packed.buffers,
         )  # fmt: skip
 
-    def run(self, attached: HostedNode | None = None) -> None:
+    def run(self, started: bool = False) -> None:
         """Run this rank's nodes until the program has ended. Collective.
 
         Parameters
         ----------
-        attached
-            A node whose body is the caller's own code and has ended already.
+        started
+            The caller has called `start`, and its own bodies have ended.
         """
-        if attached is None:
+        if not started:
             self.start()
             if len(self.nodes) == 1:
                 self.nodes[0].run()
         self._serve_until_stop()
         self._finish()
 
-    def start(self, attached: HostedNode | None = None) -> None:
-        """Begin: count bodies, and start the threads of nodes that share this rank."""
+    def start(self, attached: Collection[HostedNode] = (), extra: int = 0) -> None:
+        """Begin: count bodies, and start the threads of nodes that share this rank.
+
+        Parameters
+        ----------
+        attached
+            Nodes whose bodies are the caller's own code.
+        extra
+            Bodies beyond those of the nodes, that the end waits for: a test's.
+        """
         self._timers = []
-        owners.append([node.scope for node in self.nodes])
-        self.ending.start(sum(n.body and not n.spec.daemon for n in self.nodes))
+        self._scopes: list[Scope] = [node.scope for node in self.nodes]
+        owners.append(self._scopes)
+        bodies = sum(n.body and not n.spec.daemon for n in self.nodes)
+        self.ending.start(bodies + extra)
         if all(n.returned for n in self.nodes):
             self._bodies_left.ready = True
-        others = [node for node in self.nodes if node is not attached]
-        if len(self.nodes) > 1:
-            for node in others:
+        if len(self.nodes) == 1 and not attached and not extra:
+            return  # runs on the thread that calls `run`
+        for node in self.nodes:
+            if node not in attached:
                 threading.Thread(
                     target=node.run, name=f"mpiml {node.title}", daemon=True
                 ).start()
@@ -470,7 +490,7 @@ class Runtime:
             ending.finish(comm.Ibarrier(), gave_up)
             self.engine.link.drain(1.0)
         self.engine.close()
-        owners.pop()
+        owners[:] = [scopes for scopes in owners if scopes is not self._scopes]
 
     def _call_back(self, node: HostedNode) -> None:
         scope = type(node.scope)(node)  # the node's own has halted; callbacks may still call

@@ -11,7 +11,16 @@ from typing import Any, Protocol
 
 from mpiml.errors import Stopped, UsageError
 
-__all__ = ["BodyScope", "Owner", "Scope", "current_scope", "enter", "leave", "owners"]
+__all__ = [
+    "BodyScope",
+    "Owner",
+    "Scope",
+    "current_scope",
+    "enter",
+    "forbid",
+    "leave",
+    "owners",
+]
 
 
 class Owner(Protocol):
@@ -79,6 +88,12 @@ _current: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("mpiml",
 #: Scopes of the bodies alive in this process, the latest program last. A thread without a
 #: scope of its own belongs to the node there, where that program has one node here.
 owners: list[list[Scope]] = []
+_forbidden: list[str] = []
+
+
+def forbid(text: str) -> None:
+    """Make every later use of mpiml in this process, a forked child, raise `UsageError`."""
+    _forbidden[:] = [text]
 
 
 def current_scope(required: bool = True) -> Scope | None:
@@ -88,8 +103,10 @@ def current_scope(required: bool = True) -> Scope | None:
     ------
     UsageError
         If several nodes share the process and the thread belongs to none of them, or no
-        program runs here; not raised with ``required=False``.
+        program runs here; not raised with ``required=False``. In a forked child, always.
     """
+    if _forbidden:
+        raise UsageError(_forbidden[0])
     scope = _current.get()
     if scope is not None:
         return scope

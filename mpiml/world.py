@@ -5,6 +5,7 @@ libraries do differently is known here and nowhere above.
 """
 
 import atexit
+import contextlib
 import mmap
 import os
 from typing import Any
@@ -17,12 +18,21 @@ from mpi4py import MPI  # noqa: E402
 
 from mpiml.errors import UsageError  # noqa: E402
 
-__all__ = ["World", "exchange_record", "exchange_text", "library", "start"]
+__all__ = [
+    "World",
+    "check_threads",
+    "exchange_record",
+    "exchange_text",
+    "finish",
+    "library",
+    "single",
+    "start",
+]
 
 # Open MPI 5 prints osc_ucx errors at the first window, and a waiting rank keeps its core
 # unless told to yield: 4 ranks on 2 cores need 16 ms for a barrier without, 9 us with it.
 _QUIRKS = {"OMPI_MCA_osc": "^ucx", "OMPI_MCA_mpi_yield_when_idle": "true"}
-_started_here = False
+_started_by: int | None = None  # the process that initialised MPI here, if it was we
 
 
 def start() -> MPI.Intracomm:
@@ -35,14 +45,14 @@ def start() -> MPI.Intracomm:
     UsageError
         If MPI was finalised already, or runs without ``MPI_THREAD_MULTIPLE``.
     """
-    global _started_here
+    global _started_by
     if MPI.Is_finalized():
         raise UsageError("mpiml: MPI has been finalised in this process; start a new one")
     if not MPI.Is_initialized():
         for name, value in _QUIRKS.items():
             os.environ.setdefault(name, value)
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
-        _started_here = True
+        _started_by = os.getpid()
         atexit.register(finish)
     check_threads()
     return MPI.COMM_WORLD
@@ -61,10 +71,10 @@ def check_threads() -> None:
 
 
 def finish() -> None:
-    """Finalise MPI if `start` initialised it; a second call does nothing."""
-    global _started_here
-    if _started_here and not MPI.Is_finalized():
-        _started_here = False
+    """Finalise MPI if `start` initialised it; a second call, or a forked child's, does nothing."""
+    global _started_by
+    if _started_by == os.getpid() and not MPI.Is_finalized():
+        _started_by = None
         MPI.Finalize()
 
 
@@ -128,60 +138,62 @@ class World:
             For each split ``(role, colour, key)``; a colour of -1 takes no part.
         """
         for role, colour, key in layers:
-            comm = self.user_comm.Split(colour if colour >= 0 else MPI.UNDEFINED, key)
+            comm: Any = self.user_comm.Split(colour if colour >= 0 else MPI.UNDEFINED, key)
             if comm != MPI.COMM_NULL:
                 comm.Set_name(f"mpiml role {role}")
                 self.roles[role] = comm
 
-    def matched_probe_works(self) -> bool:
-        """Send this rank a message and take it in by a matched probe.
+    def prepare(self, path: str | None, lines: dict[int, int], probe: bool) -> tuple[Any, bool]:
+        """Map a cache line for each rank of this host, and try matched probes.
 
-        Collective: all ranks of the program agree. Some fabrics do not match probes.
+        Collective: one small allreduce. All ranks of a host open the same file, whoever comes
+        first makes it, and it has no name any more when this returns, so nothing is left
+        behind. Each marks its own line: a rank that cannot map the file, or has another
+        ``/dev/shm`` under the same host name, is not in `lines` afterwards.
+
+        Parameters
+        ----------
+        path
+            The file; None: no shared memory.
+        lines
+            Line of each rank of this host; those that do not share it are removed.
+        probe
+            Whether to try matched probes; some fabrics do not match them.
+
+        Returns
+        -------
+        memory, matched
+            The memory or None, and whether matched probes work on all ranks.
         """
         comm = self.engine_comm
-        works = bytearray(1)
+        memory = _map(path, 64 * len(lines)) if path is not None else None
+        if memory is not None:
+            _mark(memory, lines[comm.rank])
+        works = bytearray([not probe or self._probe_works()])
+        comm.Allreduce(MPI.IN_PLACE, [works, MPI.BYTE], MPI.BAND)  # and all have marked
+        if memory is not None and path is not None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            for rank, line in list(lines.items()):
+                if not _is_marked(memory, line):
+                    del lines[rank]
+        self._memory = memory
+        return memory, probe and bool(works[0])
+
+    def _probe_works(self) -> bool:
+        """Send this rank a message and take it in by a matched probe. Local."""
+        comm = self.engine_comm
+        data = bytearray(5)
         request = comm.Isend([b"probe", MPI.BYTE], comm.rank, 3)
         for _ in range(100_000):
             message = comm.Improbe(comm.rank, 3)
             if message is not None:
-                data = bytearray(5)
                 message.Recv(data)
-                works[0] = data == b"probe"
                 break
         else:
             comm.Recv(bytearray(5), comm.rank, 3)
         request.Wait()
-        comm.Allreduce(MPI.IN_PLACE, [works, MPI.BYTE], MPI.BAND)
-        return bool(works[0])
-
-    def bell_memory(self) -> tuple[Any, dict[int, int]] | None:
-        """Map one cache line for each rank of this host; None where that fails for any rank.
-
-        Collective. The file has no name once all have mapped it, so nothing is left behind.
-        """
-        comm = self.engine_comm
-        host = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.rank)
-        size = 64 * host.size
-        path, memory = b"", None
-        if host.rank == 0:
-            name = f"/dev/shm/mpiml-{os.getpid()}-{os.urandom(6).hex()}".encode()
-            memory = _map(name, size, os.O_CREAT | os.O_EXCL)
-            path = name if memory is not None else b""
-        buffer = bytearray(path.ljust(96, b"\0"))
-        host.Bcast([buffer, MPI.BYTE], 0)
-        if host.rank:
-            path = bytes(buffer).rstrip(b"\0")
-            memory = _map(path, size, 0) if path else None
-        everywhere = bytearray([memory is not None])
-        comm.Allreduce(MPI.IN_PLACE, [everywhere, MPI.BYTE], MPI.BAND)
-        if host.rank == 0 and path:
-            os.unlink(path)
-        lines = {rank: i for i, rank in enumerate(_members(host, comm))}
-        host.Free()
-        if not everywhere[0] or memory is None:
-            return None
-        self._memory = memory
-        return memory, lines
+        return data == b"probe"
 
     def abort(self, status: int) -> None:
         """End every process of the job with `status`; never returns."""
@@ -204,12 +216,15 @@ class World:
         self.roles.clear()
 
 
-def _map(path: bytes, size: int, flags: int) -> mmap.mmap | None:
+_MARK, _AT = b"mpiml\0\1\n", 56  # in the last bytes of a line; a bell uses the first
+
+
+def _map(path: str, size: int) -> mmap.mmap | None:
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        fd = os.open(path, os.O_RDWR | flags, 0o600)
+        fd = os.open(path, flags, 0o600)
         try:
-            if flags:
-                os.ftruncate(fd, size)
+            os.posix_fallocate(fd, 0, size)  # a full /dev/shm is an error here, a SIGBUS later
             return mmap.mmap(fd, size)
         finally:
             os.close(fd)
@@ -217,10 +232,11 @@ def _map(path: bytes, size: int, flags: int) -> mmap.mmap | None:
         return None
 
 
-def _members(part: MPI.Intracomm, whole: MPI.Intracomm) -> list[int]:
-    """Return the ranks in `whole` of the members of `part`, in the order of `part`."""
-    ours, all_ = part.Get_group(), whole.Get_group()
-    ranks = MPI.Group.Translate_ranks(ours, list(range(part.size)), all_)
-    ours.Free()
-    all_.Free()
-    return list(ranks)
+def _mark(memory: mmap.mmap, line: int) -> None:
+    start = 64 * line + _AT
+    memory[start : start + len(_MARK)] = _MARK
+
+
+def _is_marked(memory: mmap.mmap, line: int) -> bool:
+    start = 64 * line + _AT
+    return memory[start : start + len(_MARK)] == _MARK

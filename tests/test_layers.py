@@ -22,6 +22,7 @@ FLOORS = {
     ],
     "logic": [
         ["mpiml.arrays", "mpiml.control", "mpiml.hosts", "mpiml.references", "mpiml.scope"],
+        ["mpiml.tracebacks"],
         ["mpiml.callbacks", "mpiml.handles", "mpiml.nodes", "mpiml.wire"],
         ["mpiml.futures"],
         ["mpiml.payload_memory", "mpiml.payload_owned"],
@@ -45,6 +46,7 @@ FLOORS = {
     "engine": [["mpiml.credit", "mpiml.driver", "mpiml.transport"], ["mpiml.engine"]],
     "collectives": [["mpiml.collectives"]],
     "rpc": [
+        ["mpiml.turns"],
         ["mpiml.server"],
         ["mpiml.aio", "mpiml.batching", "mpiml.streams"],
         ["mpiml.client"],
@@ -54,10 +56,12 @@ FLOORS = {
     "command line": [["mpiml.loading"], ["mpiml.cmdline"]],
     "launch": [
         ["mpiml.agree"],
-        ["mpiml.ending", "mpiml.hosting"],
+        ["mpiml.ending", "mpiml.hosting", "mpiml.survey"],
         ["mpiml.context"],
-        ["mpiml.launch"],
-        ["mpiml.testing"],
+        ["mpiml.runtime"],
+        ["mpiml.handshake", "mpiml.layout", "mpiml.linking", "mpiml.result"],
+        ["mpiml.session"],
+        ["mpiml.launch", "mpiml.testing"],
     ],
     "public": [["mpiml"]],
     "commands": [

@@ -1,0 +1,134 @@
+"""Where a program's nodes go, and which communicators that makes: pure, the same everywhere."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from mpiml.errors import UsageError
+from mpiml.hosts import Facts, Hosts
+from mpiml.program import Program
+from mpiml.roles.placement import Ask, Plan, place
+from mpiml.settings import FILL
+
+__all__ = ["lay_out", "split_layers"]
+
+
+def lay_out(
+    program: Program,
+    facts: Sequence[Facts],
+    attached: Sequence[int | None],
+    threads: int | None = None,
+    host_size: int | None = None,
+) -> tuple[Plan, Hosts]:
+    """Place the units of a program; ranks whose own code is a body keep that one.
+
+    Local: no MPI, the same on every rank.
+
+    Parameters
+    ----------
+    program
+        The program, checked.
+    facts
+        What each rank says of its host, in rank order.
+    attached
+        For each rank the index of the role whose body its own code is, or None.
+    threads
+        With one rank: replicas of the role that has ``FILL``.
+    host_size
+        For tests: pretend that a host has at most so many ranks.
+
+    Raises
+    ------
+    PlacementError
+        The program does not fit the ranks.
+    UsageError
+        More or fewer ranks attach to a role than it has replicas.
+    """
+    hosts = Hosts(facts, host_size)
+    asks = [
+        Ask(
+            unit.label,
+            None if unit.replicas is FILL else unit.replicas,
+            unit.placement,
+            len(unit.roles),
+            tuple(program.roles[i].label for i in unit.roles),
+        )
+        for unit in program.units
+    ]
+    held: dict[int, list[int]] = {}
+    for rank, role in enumerate(attached):
+        if role is not None:
+            held.setdefault(program.roles[role].unit, []).append(rank)
+    if not held:
+        return place(asks, hosts, threads=threads), hosts
+    return _around(asks, held, facts, host_size), hosts
+
+
+def _around(
+    asks: Sequence[Ask],
+    held: dict[int, list[int]],
+    facts: Sequence[Facts],
+    host_size: int | None,
+) -> Plan:
+    """Place units around those whose ranks are given."""
+    for unit, ranks in held.items():
+        wanted = asks[unit].replicas
+        if wanted is not None and wanted != len(ranks):
+            raise UsageError(
+                f"mpiml.attach(label={asks[unit].label!r}): expected {wanted} ranks to attach, "
+                f"one for each replica, got {len(ranks)} (ranks "
+                f"{', '.join(map(str, ranks))}). Let the others call mpiml.launch."
+            )
+    taken = {rank for ranks in held.values() for rank in ranks}
+    free = [rank for rank in range(len(facts)) if rank not in taken]
+    rest = [i for i in range(len(asks)) if i not in held]
+    if bool(rest) != bool(free):
+        raise UsageError(
+            f"mpiml.attach: expected ranks for {', '.join(asks[i].label for i in rest)} too, but "
+            f"all {len(facts)} attach. Let some call mpiml.launch."
+            if rest
+            else f"mpiml.attach: expected all {len(facts)} ranks to attach, since every role is "
+            f"attached to, but {len(free)} called mpiml.launch. Use a smaller communicator."
+        )
+    placed: list[tuple[int, ...]] = [tuple(held.get(i, ())) for i in range(len(asks))]
+    gpus: dict[tuple[int, int], tuple[int, ...]] = {}
+    notes: tuple[str, ...] = ()
+    if rest:
+        plan = place([asks[i] for i in rest], Hosts([facts[r] for r in free], host_size))
+        for position, unit in enumerate(rest):
+            placed[unit] = tuple(free[r] for r in plan.ranks[position])
+        gpus = {(rest[unit], replica): ids for (unit, replica), ids in plan.gpus.items()}
+        notes = plan.notes
+    return Plan(tuple(map(len, placed)), tuple(placed), (), gpus, notes)
+
+
+def split_layers(
+    vertices: Sequence[Any], ranks: Sequence[int], me: int
+) -> list[tuple[int, int, int]]:
+    """Return the splits that make a communicator for each role with a rank per replica.
+
+    Local. Roles that share no rank share a split, so one is enough for most programs.
+
+    Returns
+    -------
+    list of (role, colour, key)
+        What rank `me` gives to each split; a role and colour of -1 takes no part.
+    """
+    members: dict[int, list[int]] = {}
+    for vertex in vertices:
+        members.setdefault(vertex.role_index, []).append(ranks[vertex.id])
+    layers: list[tuple[set[int], list[int]]] = []
+    for role, held in sorted(members.items()):
+        if len(set(held)) < len(held):
+            continue  # replicas share a rank: no communicator
+        for taken, roles in layers:
+            if not taken & set(held):
+                taken.update(held)
+                roles.append(role)
+                break
+        else:
+            layers.append((set(held), [role]))
+    splits = []
+    for _, roles in layers:
+        mine = next((role for role in roles if me in members[role]), -1)
+        splits.append((mine, mine, members[mine].index(me) if mine >= 0 else 0))
+    return splits
