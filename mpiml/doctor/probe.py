@@ -21,7 +21,7 @@ MARK = "mpiml-probe "
 COUNTS = (1, 1_000, 10_000, 1_000_000)
 
 
-def library(comm: "MPI.Intracomm") -> dict[str, Any]:
+def _library(comm: "MPI.Intracomm") -> dict[str, Any]:
     """Tell who is here: library, version, ranks. Collective."""
     from mpi4py import MPI
 
@@ -30,7 +30,7 @@ def library(comm: "MPI.Intracomm") -> dict[str, Any]:
     return {"library": text, "mpi": MPI.Get_version(), "ranks": comm.size, "cores": cores}
 
 
-def threads(comm: "MPI.Intracomm") -> dict[str, Any]:
+def _threads(comm: "MPI.Intracomm") -> dict[str, Any]:
     """Let two threads a rank talk at once, each on its own communicator. Collective."""
     from mpi4py import MPI
 
@@ -62,14 +62,14 @@ def threads(comm: "MPI.Intracomm") -> dict[str, Any]:
     return {"level": name}
 
 
-def dup(comm: "MPI.Intracomm") -> dict[str, Any]:
+def _dup(comm: "MPI.Intracomm") -> dict[str, Any]:
     """Duplicate and free a communicator a thousand times. Collective."""
     for _ in range(1000):
         comm.Dup().Free()
     return {}
 
 
-def matched_probe(comm: "MPI.Intracomm") -> dict[str, Any]:
+def _matched_probe(comm: "MPI.Intracomm") -> dict[str, Any]:
     """Receive by matched probe, large and small. Collective."""
     from mpi4py import MPI
 
@@ -93,7 +93,7 @@ def _array(memory: Any, dtype: Any) -> Any:
     return np.frombuffer(memory, dtype=dtype)
 
 
-def shared(comm: "MPI.Intracomm") -> dict[str, Any]:
+def _shared(comm: "MPI.Intracomm") -> dict[str, Any]:
     """Share a megabyte by a window and read what the other rank wrote. Collective."""
     import numpy as np
     from mpi4py import MPI
@@ -121,7 +121,7 @@ def shared(comm: "MPI.Intracomm") -> dict[str, Any]:
     return {"ranks_of_a_host": ranks}
 
 
-def windows(comm: "MPI.Intracomm") -> dict[str, Any]:
+def _windows(comm: "MPI.Intracomm") -> dict[str, Any]:
     """Accumulate into the other rank's window, passive target, in four sizes. Collective."""
     import numpy as np
     from mpi4py import MPI
@@ -150,7 +150,7 @@ def windows(comm: "MPI.Intracomm") -> dict[str, Any]:
     return {"microseconds": micros}
 
 
-def ulfm(comm: "MPI.Intracomm") -> dict[str, Any]:
+def _ulfm(comm: "MPI.Intracomm") -> dict[str, Any]:
     """Revoke a scratch duplicate: the one call of ULFM that mpi4py does not emulate. Collective."""
     from mpi4py import MPI
 
@@ -163,13 +163,13 @@ def ulfm(comm: "MPI.Intracomm") -> dict[str, Any]:
 
 
 STEPS: dict[str, Callable[["MPI.Intracomm"], dict[str, Any]]] = {
-    "library": library,
-    "threads": threads,
-    "dup": dup,
-    "matched_probe": matched_probe,
-    "shared": shared,
-    "windows": windows,
-    "ulfm": ulfm,
+    "library": _library,
+    "threads": _threads,
+    "dup": _dup,
+    "matched_probe": _matched_probe,
+    "shared": _shared,
+    "windows": _windows,
+    "ulfm": _ulfm,
 }
 
 

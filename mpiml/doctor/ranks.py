@@ -15,7 +15,7 @@ from mpiml.starter import sweep
 
 __all__ = ["check_launcher", "findings", "rank_checks", "read_probe"]
 
-Step = dict[str, Any]
+_Step = dict[str, Any]
 
 #: step -> (title, state where it fails, cure)
 CURES: dict[str, tuple[str, State, str]] = {
@@ -130,12 +130,12 @@ def check_launcher(
     ], launcher
 
 
-def read_probe(names: list[str], run: Callable[[list[str]], Outcome]) -> dict[str, Step]:
+def read_probe(names: list[str], run: Callable[[list[str]], Outcome]) -> dict[str, _Step]:
     """Run the steps; after one that crashed or hung, start again behind it.
 
     Local: a pure function of what `run` answers.
     """
-    steps: dict[str, Step] = {}
+    steps: dict[str, _Step] = {}
     todo = list(names)
     while todo:
         outcome = run(todo)
@@ -157,7 +157,7 @@ def read_probe(names: list[str], run: Callable[[list[str]], Outcome]) -> dict[st
     return steps
 
 
-def findings(steps: dict[str, Step], launcher: Launcher, cores: int) -> list[Check]:
+def findings(steps: dict[str, _Step], launcher: Launcher, cores: int) -> list[Check]:
     """Turn what the steps said into checks.
 
     Local: a pure function.
@@ -174,7 +174,7 @@ def findings(steps: dict[str, Step], launcher: Launcher, cores: int) -> list[Che
     return checks
 
 
-def _ranks(step: Step, launcher: Launcher, cores: int) -> list[Check]:
+def _ranks(step: _Step, launcher: Launcher, cores: int) -> list[Check]:
     if step["ranks"] != 2:
         return [
             Check(
@@ -196,7 +196,7 @@ def _ranks(step: Step, launcher: Launcher, cores: int) -> list[Check]:
     return [*checks, Check("binding", "ok", bound)]
 
 
-def _describe(name: str, step: Step) -> str:
+def _describe(name: str, step: _Step) -> str:
     if name == "threads":
         return f"{step['level']}, two threads a rank talked at once"
     if name == "shared":
