@@ -12,13 +12,30 @@ from mpiml.errors import UsageError
 from mpiml.program import Program
 from mpiml.settings import FILL
 
-__all__ = ["Help", "call_build", "check_file", "load"]
+__all__ = ["Help", "answering_help", "call_build", "check_file", "load"]
 
 PROG = "mpiml run"
 
 
 class Help(Exception):
     """Local: the user asked for help; the text of it is the message, and the status is 0."""
+
+
+def answering_help(load: Callable[[], Program], speaks: bool) -> Callable[[], Program]:
+    """Wrap `load` so that a wish for help ends this rank with status 0, and one rank speaks.
+
+    Local: no MPI; prints to stdout where `speaks`.
+    """
+
+    def answering() -> Program:
+        try:
+            return load()
+        except Help as wish:
+            if speaks:
+                print(wish, end="", flush=True)
+            raise SystemExit(0) from None
+
+    return answering
 
 
 def check_file(file: Path) -> None:

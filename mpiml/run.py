@@ -19,6 +19,7 @@ from typing import NoReturn
 from mpiml.cmdline import Help, Options, call_build, load, parse
 from mpiml.config import Config
 from mpiml.errors import PlacementError, UsageError
+from mpiml.loading import answering_help
 from mpiml.program import Program
 
 __all__ = ["main"]
@@ -57,7 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run(_raiser(error), Options(), True)
     if options.dry_run or options.n is not None:
         return _alone(options, where) if speaks else 0
-    return _run(lambda: _program_or_help(options, speaks), options, where.launcher is not None)
+    load_program = answering_help(lambda: _program(options), speaks)
+    return _run(load_program, options, where.launcher is not None)
 
 
 def _alone(options: Options, where: Config) -> int:
@@ -120,14 +122,6 @@ def _abort() -> None:
     if not MPI.Is_initialized():  # as `world` has told mpi4py, if we came so far
         MPI.Init_thread()
     MPI.COMM_WORLD.Abort(1)
-
-
-def _program_or_help(options: Options, speaks: bool) -> Program:
-    """Load the program; a wish for help ends all ranks with status 0, and one of them speaks."""
-    try:
-        return _program(options)
-    except Help as wish:
-        raise SystemExit(_help(wish, speaks)) from None
 
 
 def _program(options: Options) -> Program:
