@@ -4,9 +4,11 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from mpiml.errors import Stopped
+from mpiml.errors import Stopped, UsageError
 from mpiml.scope import Scope, enter
-from mpiml.server import MethodScope, Request, Server
+from mpiml.server import Request, Server
+from mpiml.turns import MethodScope
+from mpiml.wire import FLAG_STREAM
 
 __all__ = ["Loop", "is_async", "start_async"]
 
@@ -112,6 +114,11 @@ _alive: set[Any] = set()  # asyncio keeps only weak references to tasks
 
 def start_async(server: Server, request: Request, method: Any, scope: MethodScope) -> None:
     """Start an ``async def`` method: it holds its turn, but no thread, until it ends."""
+    if request.frame.flags & FLAG_STREAM:
+        raise UsageError(
+            f"{server.owner.title}.{request.frame.name.decode()}: expected a plain call of a "
+            "coroutine, got client.stream. An async def that yields can be streamed."
+        )
     args, kwargs = request.arguments()
     own_scope = MethodScope(server)
     server.detach(+1)
@@ -128,7 +135,7 @@ def start_async(server: Server, request: Request, method: Any, scope: MethodScop
                 server.owner.fail(error)
         finally:
             server.detach(-1)
-            server.release()
+            own_scope.end()
 
     server.keep_turn()
     server.owner.loop.submit(method(*args, **kwargs), own_scope, done)

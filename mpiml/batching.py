@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from mpiml.errors import UsageError
-from mpiml.server import MethodScope, Request, Server, Task
+from mpiml.server import Request, Server, Task
+from mpiml.turns import MethodScope
 
 __all__ = ["Batcher", "batched"]
 
@@ -23,8 +24,8 @@ def batched(
     """Make a method of a service take many callers' arguments at once.
 
     Local: a decorator. The method is called with every argument stacked along a new first
-    axis, shape (n, ...), and returns arrays (or a tuple, list or dict of arrays) whose first
-    axis has length n; caller i gets item i. n is at most `max_batch_size`.
+    axis, shape (n, ...), and returns an array or list of length n, or a tuple or dict of such;
+    caller i gets item i. n is at most `max_batch_size`.
 
     Parameters
     ----------
@@ -70,6 +71,7 @@ class Batcher:
 
     def __call__(self, request: Request, server: Server) -> Task | None:
         """Take a request in; return a task when a batch is full."""
+        server.detach(+1)  # the program does not end over it
         with self._lock:
             self._waiting.append(request)
             if len(self._waiting) >= self._size:
@@ -84,6 +86,10 @@ class Batcher:
     def waiting(self) -> int:
         """Requests that wait for company."""
         return len(self._waiting)
+
+    def flush(self, server: Server) -> None:
+        """Run what waits, company or not: nobody else will come."""
+        self._expire(server)
 
     def _expire(self, server: Server) -> None:
         with self._lock:
@@ -108,6 +114,13 @@ class _Batch:
         self._padded = padded
 
     def run(self, server: Server, scope: MethodScope) -> None:
+        """Stack what fits together, call the method, and answer everybody."""
+        try:
+            self._run(server, scope)
+        finally:
+            server.detach(-len(self._requests))
+
+    def _run(self, server: Server, scope: MethodScope) -> None:
         groups: dict[Any, list[tuple[Request, list[Any], list[str]]]] = {}
         for request in self._requests:
             server.engine.consumed(request.rank)
@@ -120,9 +133,9 @@ class _Batch:
             except Exception as error:
                 server.answer_error(request, error)
         for group in groups.values():
-            self._run_group(server, group)
+            self._run_group(server, scope, group)
 
-    def _run_group(self, server: Server, group: list[Any]) -> None:
+    def _run_group(self, server: Server, scope: MethodScope, group: list[Any]) -> None:
         count = len(group)
         names = group[0][2]
         rows = [values for _, values, _ in group]
@@ -132,13 +145,18 @@ class _Batch:
             split = len(columns) - len(names)
             keywords = dict(zip(names, columns[split:], strict=True))
             result = self._method(*columns[:split], **keywords)
+            if hasattr(result, "__await__"):
+                result = server.owner.loop.run(result, scope)
             items = [_item(result, i, len(rows)) for i in range(count)]
         except Exception as error:
             for request, _, _ in group:
                 server.answer_error(request, error)
             return
         for (request, _, _), item in zip(group, items, strict=True):
-            server.answer(request, item)
+            try:
+                server.answer(request, item)
+            except Exception as error:  # it cannot be pickled
+                server.answer_error(request, error)
 
 
 def _item(result: Any, index: int, rows: int) -> Any:
@@ -146,9 +164,14 @@ def _item(result: Any, index: int, rows: int) -> Any:
         return {k: _item(v, index, rows) for k, v in result.items()}
     if isinstance(result, tuple):
         return tuple(_item(v, index, rows) for v in result)
-    if len(result) != rows:
+    try:
+        length = len(result)
+    except TypeError:  # a scalar, a 0-d array
+        length = None
+    if length != rows:
+        got = type(result).__qualname__ if length is None else f"length {length}"
         raise UsageError(
             f"mpiml.batched: expected a result with first axis {rows}, the number of callers, "
-            f"got {len(result)}"
+            f"got {got}"
         )
     return result[index]

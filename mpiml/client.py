@@ -10,13 +10,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, overload
 
 from mpiml.engine import Engine
-from mpiml.errors import DeadlineError, Stopped, UnknownMethodError, UsageError
+from mpiml.errors import (
+    DeadlineError,
+    ServiceGoneError,
+    Stopped,
+    UnknownMethodError,
+    UsageError,
+)
 from mpiml.futures import Future, gather
 from mpiml.later import refuse
 from mpiml.payload import BORROW, SNAPSHOT, Packed, pack_call
 from mpiml.scope import Scope, current_scope
 from mpiml.server import own
-from mpiml.streams import Stream
+from mpiml.streams import WINDOW, Inbox, Stream
 from mpiml.wire import FLAG_NESTED, FLAG_STREAM, REQUEST
 
 __all__ = ["Client", "ClientGroup", "Target"]
@@ -43,7 +49,9 @@ class Target:
         The body of the calling node, for threads that have no scope of their own.
     """
 
-    __slots__ = ("engine", "methods", "rank", "scope", "source", "timeout", "title", "vertex")
+    __slots__ = (
+        "engine", "methods", "peer", "rank", "scope", "source", "timeout", "title", "vertex",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -59,6 +67,7 @@ class Target:
         self.source = source
         self.vertex = vertex
         self.rank = rank
+        self.peer = engine.peer(rank)
         self.title = title
         self.methods = methods
         self.scope = scope
@@ -97,6 +106,8 @@ class Target:
         scope = current_scope(required=False) or self.scope
         if scope is not None and scope.halt:
             raise Stopped("the program is stopping: expected no new call in a body")
+        if self.engine.closed:
+            raise ServiceGoneError(f"{self.title} has stopped: the program has ended")
         return scope
 
     def send(
@@ -107,6 +118,7 @@ class Target:
         scope: Scope | None,
         flags: int,
         aux: int = 0,
+        deadline: float | None = None,
     ) -> None:
         """Send a request and register `call` for its replies."""
         engine = self.engine
@@ -116,8 +128,12 @@ class Target:
         if scope is not None and scope.nested:
             flags |= FLAG_NESTED
         else:
-            size = len(body) + (sum(map(len, buffers)) if buffers else 0)
-            engine.acquire(self.rank, size, scope)
+            size = len(body) + sum(map(len, buffers)) if buffers else len(body)
+            ticket = self.peer.take(size)
+            if ticket is not None and not engine.acquire(
+                self.peer, ticket, size, scope, deadline
+            ):
+                raise self.late(name.decode(), "room for another call")
         call.id = id = engine.new_id()
         engine.pending[id] = call
         try:
@@ -129,8 +145,20 @@ class Target:
             engine.pending.pop(id, None)
             raise
 
+    def late(self, name: str, wanted: str = "a reply") -> DeadlineError:
+        """Build the error for a call whose deadline has passed."""
+        return DeadlineError(
+            f"{self.title}.{name}(): expected {wanted} within {self.timeout:g} s, got none. A "
+            "call that was sent goes on; give it more time with with_options(timeout=)."
+        )
+
     def submit(
-        self, name: str, mode: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        name: str,
+        mode: int,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        deadline: float | None = None,
     ) -> Any:
         """Make a call and return its future, with the scope that made it."""
         scope = self.calling_scope()
@@ -138,7 +166,7 @@ class Target:
             mode = BORROW  # copied once, in send
         packed = pack_call(args, kwargs, mode)
         future = Future(self.engine, self.title, name, self.vertex)
-        self.send(name.encode(), packed, future, scope, 0)
+        self.send(name.encode(), packed, future, scope, 0, 0, deadline)
         return future, scope
 
 
@@ -167,12 +195,9 @@ class Blocking(_Bound):
         # with a deadline the caller may go on, and change x, before x has been sent
         mode = BORROW if timeout is None else SNAPSHOT
         deadline = None if timeout is None else time.monotonic() + timeout
-        future, scope = target.submit(self._name, mode, args, kwargs)
+        future, scope = target.submit(self._name, mode, args, kwargs, deadline)
         if not future.ready and not target.engine.wait(future, deadline, scope):
-            raise DeadlineError(
-                f"{future.about}: expected a reply within {timeout:g} s, got none. The call "
-                "goes on; give it more time with with_options(timeout=)."
-            )
+            raise target.late(self._name)
         return future._value()
 
 
@@ -183,7 +208,13 @@ class Submitting(_Bound):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Start the call and return its `Future`; arguments may be changed at once."""
-        return self._target.submit(self._name, SNAPSHOT, args, kwargs)[0]
+        target = self._target
+        if target.timeout is None:
+            return target.submit(self._name, SNAPSHOT, args, kwargs)[0]
+        deadline = time.monotonic() + target.timeout
+        future = target.submit(self._name, SNAPSHOT, args, kwargs, deadline)[0]
+        future.deadline = deadline
+        return future
 
 
 class Streaming(_Bound):
@@ -197,9 +228,11 @@ class Streaming(_Bound):
         scope = target.calling_scope()
         mode = BORROW if target.rank == target.engine.rank else SNAPSHOT
         packed = pack_call(args, kwargs, mode)
-        stream = Stream(target, self._name, scope)
-        target.send(self._name.encode(), packed, stream, scope, FLAG_STREAM, aux=stream.window)
-        return stream
+        about = f"{target.title}.{self._name}() stream"
+        inbox = Inbox(target.engine, about, target.vertex)
+        deadline = None if target.timeout is None else time.monotonic() + target.timeout
+        target.send(self._name.encode(), packed, inbox, scope, FLAG_STREAM, WINDOW, deadline)
+        return Stream(target, inbox, scope)
 
 
 class _Methods:
@@ -252,7 +285,7 @@ class Client(_Methods):
         self.__dict__["stream"] = _Streams(target)
 
     def with_options(self, *, timeout: float | None = None) -> "Client":
-        """Return a client with a deadline, in seconds, on every blocking call and item.
+        """Return a client with a deadline, in seconds, on every call, future and stream item.
 
         Raises
         ------

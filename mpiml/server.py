@@ -6,24 +6,22 @@ new calls, when its wait is over. Threads of the service follow each other: an i
 in the engine and usually drives it, so a call is received, run and answered on one thread.
 """
 
-import socket
 import threading
 import time
-import traceback
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from mpiml.engine import Engine
 from mpiml.errors import ServiceGoneError, UnknownMethodError
 from mpiml.futures import Wait
 from mpiml.payload import BORROW, RESULT, Packed, pack, pack_error, take, unpack_call
-from mpiml.scope import Scope, enter, leave
+from mpiml.scope import enter, leave
+from mpiml.tracebacks import remote_text
+from mpiml.turns import MethodScope, Turn
 from mpiml.wire import ERROR, FLAG_BODY_APART, FLAG_STREAM, REPLY, Frame
 
-__all__ = ["MethodScope", "Request", "Server", "Task", "remote_text"]
-
-_HOST = socket.gethostname()
+__all__ = ["MethodScope", "Request", "Server", "Task", "Wrapper", "own", "remote_text"]
 
 
 class Task(Protocol):
@@ -33,33 +31,14 @@ class Task(Protocol):
         """Do it, answer, and never raise but to end the program."""
 
 
-class MethodScope(Scope):
-    """A running method; gives its turn away while it waits."""
+class Wrapper(Protocol):
+    """What collects the requests of a method before they become a task."""
 
-    __slots__ = ("_server",)
+    def __call__(self, request: "Request", server: "Server") -> Task | None:
+        """Take a request in; return a task when one is complete."""
 
-    def __init__(self, server: "Server") -> None:
-        super().__init__(server.owner, nested=True)
-        self._server = server
-
-    def suspend(self) -> bool:
-        """Let the next call in."""
-        self._server.release()
-        return True
-
-    def resume(self) -> None:
-        """Wait for a turn, before calls that have not started."""
-        ticket = self._server.regain()
-        if ticket is not None:
-            self._server.engine.wait(ticket, None, None)
-
-    def regain(self) -> Generator[Any, None, None]:
-        """Wait for a turn in a coroutine."""
-        import asyncio
-
-        ticket = self._server.regain()
-        while ticket is not None and not ticket.ready:
-            yield from asyncio.sleep(0.0005).__await__()
+    def flush(self, server: "Server") -> None:
+        """Make a task of what has been collected, and enqueue it."""
 
 
 class Request:
@@ -106,15 +85,15 @@ class Server:
         self.owner = owner
         self.concurrency = concurrency
         self.methods: dict[bytes, Callable[..., Any]] = {}
-        self.wrappers: dict[bytes, Callable[[Request, Server], Task | None]] = {}
-        self.starters: dict[str, Callable[[Server, Request, Any, MethodScope], None]] = {}
+        self.wrappers: dict[bytes, Wrapper] = {}
+        self.starters: dict[bytes, Callable[[Server, Request, Any, MethodScope], None]] = {}
         self.streams: dict[tuple[int, int], Any] = {}
         self.gone: BaseException | None = None
         self.open = False
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._queue: deque[Task] = deque()
         self._idle: list[_Ticket] = []
-        self._resuming: deque[Wait] = deque()
+        self.resuming: deque[Turn] = deque()
         self._running = 0
         self.detached = 0  # async methods under way
         self._stopping = False
@@ -128,30 +107,35 @@ class Server:
             self.engine.consumed(rank)
             self.refuse(request)
             return
+        if frame.flags & FLAG_STREAM:
+            self.streams[rank, frame.id] = None  # known before its first turn
         wrapper = self.wrappers.get(frame.name)
         task: Task | None = request
-        if wrapper is not None:
+        if wrapper is not None and not frame.flags & FLAG_STREAM:
             task = wrapper(request, self)
         if task is not None:
             self.enqueue(task)
 
     def enqueue(self, task: Task) -> None:
         """Put a task at the end of the queue and give it a turn if there is one."""
-        with self._lock:
+        with self.lock:
             self._queue.append(task)
             self._kick()
 
     def serve(self) -> None:
         """Let calls start: the object has been constructed."""
-        with self._lock:
+        with self.lock:
             self.open = True
             self._kick()
 
     def _kick(self) -> None:
         while self.open and self._running < self.concurrency:
-            if self._resuming:
+            if self.resuming:
                 self._running += 1
-                self.engine.fulfil(self._resuming.popleft())
+                turn = self.resuming.popleft()
+                turn.scope.granted()
+                self.engine.fulfil(turn)
+                turn.call_back()
             elif self._queue:
                 self._running += 1
                 task = self._queue.popleft()
@@ -167,21 +151,17 @@ class Server:
             else:
                 return
 
-    def release(self) -> None:
-        """Give a turn back."""
-        with self._lock:
-            self._running -= 1
-            self._kick()
+    def give_back(self) -> None:
+        """Give a turn back; under `lock`."""
+        self._running -= 1
+        self._kick()
 
-    def regain(self) -> Wait | None:
-        """Ask for a turn for a method that waited; None if it was free."""
-        with self._lock:
-            if self._running < self.concurrency:
-                self._running += 1
-                return None
-            ticket = Wait(f"{self.owner.title}: a turn to go on")
-            self._resuming.append(ticket)
-            return ticket
+    def take_turn(self) -> bool:
+        """Take a turn if one is free; under `lock`."""
+        if self._running < self.concurrency:
+            self._running += 1
+            return True
+        return False
 
     def work(self, task: Task | None = None, until: Wait | None = None) -> None:
         """Run calls on this thread, until the server stops or `until` is ready."""
@@ -199,20 +179,30 @@ class Server:
                 except BaseException as error:  # sys.exit, or a fault of ours
                     self.owner.fail(error)
                 task = None
-                with self._lock:
-                    if self._queue and not self._resuming and self._running <= self.concurrency:
+                with self.lock:
+                    if scope.waits:  # a thread or task that the method has left behind
+                        scope = self._renew(scope)
+                    if self._queue and not self.resuming and self._running <= self.concurrency:
                         task = self._queue.popleft()
                     else:
                         self._running -= 1
-                        if self._resuming or self._queue:
+                        if self.resuming or self._queue:
                             self._kick()
         finally:
             leave(token)
 
+    def _renew(self, scope: MethodScope) -> MethodScope:
+        scope.ended = True
+        if not scope.holds:
+            self._running += 1  # as if it held the turn that is given back next
+        scope = MethodScope(self)
+        enter(scope)
+        return scope
+
     def _next(self, ticket: "_Ticket", until: Wait | None) -> Task | None:
         ticket.ready = False
         ticket.task = None
-        with self._lock:
+        with self.lock:
             if self._stopping or (until is not None and until.ready):
                 return None
             self._idle.append(ticket)
@@ -228,27 +218,32 @@ class Server:
 
     def stop(self) -> None:
         """End the service's threads and answer what still comes with `ServiceGoneError`."""
-        with self._lock:
+        for run in list(self.streams.values()):
+            if hasattr(run, "abandon"):
+                run.abandon(self)
+        with self.lock:
             self._stopping = True
             idle, self._idle = self._idle, []
         for ticket in idle:
             self.engine.fulfil(ticket)
 
     def wake(self) -> None:
-        """Make the thread that serves `until` look at it."""
-        with self._lock:
+        """Make the thread that serves `until` look at it; incomplete batches run now."""
+        for wrapper in self.wrappers.values():
+            wrapper.flush(self)
+        with self.lock:
             idle, self._idle = self._idle, []
         for ticket in idle:
             self.engine.fulfil(ticket)
 
     def keep_turn(self) -> None:
         """Let a coroutine hold a turn beyond the thread that started it."""
-        with self._lock:
+        with self.lock:
             self._running += 1  # the thread gives back the one it came with
 
     def detach(self, count: int) -> None:
         """Count coroutines under way."""
-        with self._lock:
+        with self.lock:
             self.detached += count
 
     @property
@@ -259,7 +254,7 @@ class Server:
     @property
     def active(self) -> int:
         """Calls that are queued, running, waiting or under way as coroutines."""
-        return self._running + len(self._queue) + len(self._resuming) + self.detached
+        return self._running + len(self._queue) + len(self.resuming) + self.detached
 
     # -- answers ---------------------------------------------------------------------------
 
@@ -271,12 +266,14 @@ class Server:
             method = self.methods.get(frame.name)
             if method is None:
                 raise self.unknown(frame.name)
-            starter = self.starters.get(frame.name.decode())
+            starter = self.starters.get(frame.name)
             if starter is not None or frame.flags & FLAG_STREAM:
-                (starter or self.starters[""])(self, request, method, scope)
+                (starter or self.starters[b""])(self, request, method, scope)
                 return
             self.answer(request, _call(method, request))
         except Exception as error:
+            if frame.flags & FLAG_STREAM:
+                self.streams.pop((request.rank, frame.id), None)
             self.answer_error(request, error)
 
     def unknown(self, name: bytes) -> UnknownMethodError:
@@ -324,7 +321,7 @@ class Server:
     def fail_all(self, error: BaseException) -> None:
         """Answer everything queued, and everything to come, that the service is gone."""
         self.gone = error
-        with self._lock:
+        with self.lock:
             queue, self._queue = list(self._queue), deque()
         for task in queue:
             if isinstance(task, Request):
@@ -360,12 +357,3 @@ def own(packed: Packed) -> Packed:
         memoryview(copy)[:] = view
         copies.append(copy)
     return packed._replace(buffers=copies)
-
-
-def remote_text(error: BaseException, title: str, rank: int) -> str:
-    """Render a traceback, headed by where it happened; frames of mpiml itself are left out."""
-    frames = traceback.extract_tb(error.__traceback__)
-    ours = [f for f in frames if f"{__name__.split('.')[0]}/server" not in f.filename]
-    lines = "".join(traceback.format_list(ours or frames))
-    last = "".join(traceback.format_exception_only(error))
-    return f"\n[{title}, rank {rank}, host {_HOST}]\nTraceback (most recent call last):\n{lines}{last}"
