@@ -36,13 +36,15 @@ class Agreement:
             return self._frozen
 
     def is_last(self) -> bool:
-        """Return whether the round that has begun is the one to leave at."""
+        """Return whether the rank leaves now: the round that has begun is the one to leave at."""
         target = self._target
         return target is not None and self._count >= target
 
-    def freeze(self) -> int:
-        """Stop rounds from passing unnoticed; return how many have begun."""
+    def freeze(self) -> int | None:
+        """Stop rounds from passing unnoticed; how many have begun, None from the second time."""
         with self._lock:
+            if self._frozen:
+                return None
             self._frozen = True
             return self._count
 

@@ -20,6 +20,7 @@ __all__ = [
 FINISHED, REQUESTED, FAILED, SIGNALLED, TIME, EXIT, STUCK = range(7)
 FANOUT = 8
 _HEAD = struct.Struct("<BBiIII")
+_BENIGN = (FINISHED, REQUESTED, SIGNALLED, TIME)
 
 
 class Note(NamedTuple):
@@ -37,9 +38,14 @@ class Note(NamedTuple):
     encoding: int = 0
     error: bytes = b""
 
+    @property
+    def benign(self) -> bool:
+        """Whether the program is done or was asked to end; not so after a failure."""
+        return self.reason in _BENIGN
+
     def pack(self) -> bytes:
         """Return the bytes."""
-        text = self.text.encode()
+        text = self.text.encode("utf-8", "backslashreplace")
         head = _HEAD.pack(
             self.reason, self.encoding, self.status, self.vertex, self.rank, len(text)
         )
@@ -50,7 +56,7 @@ class Note(NamedTuple):
         """Take the bytes apart."""
         reason, encoding, status, vertex, rank, length = _HEAD.unpack_from(data)
         start = _HEAD.size
-        text = bytes(data[start : start + length]).decode()
+        text = bytes(data[start : start + length]).decode("utf-8", "replace")
         return cls(reason, status, vertex, rank, text, encoding, bytes(data[start + length :]))
 
 

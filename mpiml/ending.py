@@ -13,14 +13,20 @@ from typing import Any
 
 from mpiml import control
 from mpiml.agree import Tally
-from mpiml.control import FAILED, FINISHED, STUCK, Note
+from mpiml.control import FINISHED, STUCK, Note
 from mpiml.engine import Engine
 from mpiml.futures import Wait
-from mpiml.wire import AGREE_COUNT, AGREE_TARGET, STATUS, STOP, STOP_REQUEST, Frame
+from mpiml.wire import (
+    AGREE_COUNT,
+    AGREE_TARGET,
+    FLAG_BODY_APART,
+    STATUS,
+    STOP,
+    STOP_REQUEST,
+    Frame,
+)
 
 __all__ = ["Ending"]
-
-_BENIGN = (FINISHED, control.REQUESTED, control.SIGNALLED, control.TIME)
 
 
 class Ending:
@@ -35,7 +41,8 @@ class Ending:
     bodies
         Number of bodies, in the whole program, that the end waits for.
     on_stop
-        Called once with the note, on whatever thread learns of the stop; runs no user code.
+        Called with each note that counts, on whatever thread learns of it; runs no user code.
+        The first begins the stop, and a failure may follow a wish.
     """
 
     def __init__(self, engine: Engine, bodies: int, on_stop: Callable[[Note], None]) -> None:
@@ -83,6 +90,7 @@ class Ending:
         self._report()
 
     def _report(self) -> None:
+        above = control.parent(self.engine.rank)
         with self._lock:
             below = list(self._children.values())
             if not self._ready or -1 in below:
@@ -91,40 +99,39 @@ class Ending:
             if total == self._sent:
                 return
             self._sent = total
-        above = control.parent(self.engine.rank)
-        if above >= 0:
-            self.engine.transmit(above, STATUS, self.engine.rank, above, aux=total)
-        elif total == 0 and self._bodies:
-            self.decide(Note(FINISHED, 0, 0, 0, "finished"))
+            if above >= 0:  # under the lock: an older count must not overtake a newer one
+                self.engine.transmit(above, STATUS, self.engine.rank, above, aux=total)
+        if above < 0 and total == 0 and self._bodies:
+            self.accept(Note(FINISHED, 0, 0, 0, "finished"))
 
     # -- the decision ------------------------------------------------------------------------
 
     def request(self, note: Note) -> None:
         """Ask for the end of the program; the first reason wins, a failure over a wish."""
         if self.engine.rank == 0:
-            self.decide(note)
+            self.accept(note)
         else:
             self.engine.transmit(0, STOP_REQUEST, self.engine.rank, 0, body=note.pack())
 
     def _on_request(self, rank: int, frame: Frame, buffers: Sequence[Any]) -> None:
-        self.decide(Note.unpack(bytes(frame.body)))
-
-    def decide(self, note: Note) -> None:
-        """Take a decision at the top and send it down."""
-        self._accept(note)
+        self.accept(_note(frame, buffers))
 
     def _on_order(self, rank: int, frame: Frame, buffers: Sequence[Any]) -> None:
-        self._accept(Note.unpack(bytes(frame.body)))
+        self.accept(_note(frame, buffers))
 
-    def _accept(self, note: Note) -> None:
+    def accept(self, note: Note) -> None:
+        """Take a decision in and send it down, unless one that counts as much came before."""
         with self._lock:
             old = self.note
-            worse = note.reason not in _BENIGN
-            if old is not None and not (worse and old.reason in _BENIGN):
-                if note.reason != STUCK:
+            news = old is None or (old.benign and not note.benign)
+            if note.reason == STUCK:
+                if self.abandoned:
                     return
-            self.note = note
-            self.abandoned = self.abandoned or note.reason == STUCK
+                self.abandoned = True
+            elif not news:
+                return
+            if news:
+                self.note = note
         engine = self.engine
         for rank in control.children(engine.rank, engine.size):
             engine.transmit(rank, STOP, engine.rank, rank, body=note.pack())
@@ -154,8 +161,10 @@ class Ending:
 
     # -- quiet ---------------------------------------------------------------------------------
 
-    def settle(self, comm: Any, active: Callable[[], int], until: Callable[[], bool]) -> bool:
-        """Serve until no call is under way anywhere.
+    def settle(
+        self, comm: Any, active: Callable[[], tuple[int, int]], until: Callable[[], bool]
+    ) -> int | None:
+        """Serve until no call is under way anywhere, and no frame.
 
         Collective over the program, on the main thread of each rank.
 
@@ -164,24 +173,25 @@ class Ending:
         comm
             The engine's communicator; None in a single process.
         active
-            Number of calls queued or running here.
+            Number of calls queued or running here, and of streams that stand open.
         until
             Whether to give up (stragglers are dealt with).
 
         Returns
         -------
-        bool
-            False if it gave up.
+        int or None
+            How many streams stand open in the whole program; None if it gave up.
         """
         last: list[int] | None = None
         while True:
+            self.engine.turn()
             sent, received = self.engine.counts()
-            totals = self._sum(comm, [sent, received, active()], until)
+            totals = self._sum(comm, [sent, received, *active()], until)
             if totals is None:
-                return False
+                return None
             if totals[0] == totals[1] and not totals[2] and totals == last:
-                return True
-            if totals == last:
+                return totals[3]
+            if totals == last or comm is None:
                 self.rest(0.0005)
             last = totals
 
@@ -211,5 +221,10 @@ class Ending:
 
     @property
     def failed(self) -> bool:
-        """Whether the program ends because a node failed."""
-        return self.note is not None and self.note.reason == FAILED
+        """Whether the program ends because of a failure, not a wish or because it is done."""
+        return self.note is not None and not self.note.benign
+
+
+def _note(frame: Frame, buffers: Sequence[Any]) -> Note:
+    apart = frame.flags & FLAG_BODY_APART
+    return Note.unpack(bytes(buffers[0] if apart else frame.body))

@@ -13,7 +13,7 @@ from mpiml.futures import Wait
 from mpiml.graph import Vertex
 from mpiml.handles import bind
 from mpiml.nodes import ServiceNode, served_methods
-from mpiml.scope import BodyScope, enter, leave
+from mpiml.scope import BodyScope, current_scope, enter, leave
 from mpiml.server import MethodScope, Request, Server
 from mpiml.streams import start_stream
 
@@ -49,7 +49,9 @@ class HostedNode:
         self.agreement = Agreement(self.title)
         self.released = Wait(f"{self.title}: wait_for_stop()")
         self.agreed = False
-        self.waiting = False  # in wait_for_stop
+        self.waiting = False  # the body sits in wait_for_stop, for as long as it takes
+        self.thread = 0  # identity of the thread that runs the body
+        self.calling_back = False
         self.body = has_body(vertex.node)
         self.returned = not self.body
         self.constructing = isinstance(vertex.node, ServiceNode)
@@ -61,10 +63,10 @@ class HostedNode:
         self._lock = threading.Lock()
         serves = isinstance(vertex.node, ServiceNode)
         self.server = Server(runtime.engine, self, vertex.concurrency if serves else 1 << 20)
-        self.server.starters[""] = start_stream
+        self.server.starters[b""] = start_stream
         if not serves:
             self.server.methods = {b"result": self._result, b"done": lambda: self.returned}
-            self.server.starters["result"] = self._start_result
+            self.server.starters[b"result"] = self._start_result
             self.server.serve()
 
     # -- running -----------------------------------------------------------------------------
@@ -72,20 +74,19 @@ class HostedNode:
     def run(self) -> None:
         """Construct the node and run its body on this thread; never raises."""
         token = enter(self.scope)
+        self.thread = threading.get_ident()
+        left_by = None
         try:
             self._run()
-        except Stopped:
-            if not self.runtime.stopping:
-                self.fail(sys.exc_info()[1])
         except BaseException as error:
-            self.fail(error)
+            left_by = error
         finally:
             leave(token)
-            self._left()
+        self.left_by(left_by)
 
     def left_by(self, error: BaseException | None) -> None:
-        """Note how a body that the caller ran itself was left."""
-        if error is not None and not (isinstance(error, Stopped) and self.runtime.stopping):
+        """Note how the body was left."""
+        if error is not None and not (_is_stop(error) and self.runtime.stopping):
             self.fail(error)
         self._left()
 
@@ -140,9 +141,9 @@ class HostedNode:
             if batched is not None:
                 self.server.wrappers[key] = Batcher(method, *batched)
             elif is_async(method):
-                self.server.starters[name] = start_async
+                self.server.starters[key] = start_async
             elif code is not None and code.co_flags & _GENERATOR:
-                self.server.starters[name] = start_stream
+                self.server.starters[key] = start_stream
 
     def _left(self) -> None:
         """Note that the body is over, and answer who waits for its value."""
@@ -171,6 +172,9 @@ class HostedNode:
         self._answer(request)
 
     def _answer(self, request: Request) -> None:
+        if self.server.gone is not None:
+            self.server.refuse(request)
+            return
         try:
             self.server.answer(request, self.value)
         except Exception as error:
@@ -183,12 +187,13 @@ class HostedNode:
         assert error is not None
         self.runtime.fail(self, error)
 
-    def freeze(self) -> None:
-        """Take part in agreeing where the role stops, or stop at once if it stands alone."""
-        count = self.agreement.freeze()
-        if self.spec.replicas == 1 or self.runtime.ending.failed:
+    def stop(self, at_once: bool) -> None:
+        """Take part in agreeing where the role stops, or stop at once: a member has failed."""
+        if self.spec.replicas == 1 or at_once:
             self.release()
-        else:
+            return
+        count = self.agreement.freeze()
+        if count is not None:
             self.runtime.ending.freeze(self.vertex, self.runtime.first_of(self.spec), count)
 
     def on_target(self, target: int) -> None:
@@ -214,22 +219,38 @@ class HostedNode:
             return False
         if not self.agreed:
             self.runtime.engine.wait(self.agreement.decided, None, None)
-        if self.agreement.is_last() or self.agreed:
+        if self.agreement.is_last():
             self.release()
         return self.agreed
 
     def wait_for_stop(self, timeout: float | None, deadline: float | None) -> bool:
-        """Wait for the stop; while it lasts, the program may end."""
-        counted = not self.spec.daemon and self.body and not self.returned
-        self.waiting = True
+        """Wait for the stop; while the body does, the program may end."""
+        scope = current_scope(required=False)
+        body = scope is self.scope and self._on_body_thread() and not self.returned
+        counted = body and self.body and not self.spec.daemon
+        if body and timeout is None:
+            self.waiting = True
+            if self.agreement.decided.ready:  # no further round will be begun here
+                self.release()
         if counted:
             self.runtime.ending.body(-1)
+        # it raises nothing in a body: it is what waits for the stop. A method gives its turn up
+        held = scope if scope is not None and scope.nested else None
         try:
-            if self.agreement.is_last() or self.agreement.decided.ready:
-                self.release()
-            scope = None  # this wait does not raise: it is what waits for the stop
-            return self.runtime.engine.wait(self.released, deadline, scope)
+            return self.runtime.engine.wait(self.released, deadline, held)
         finally:
-            self.waiting = False
+            if body:
+                self.waiting = False
             if counted:
                 self.runtime.ending.body(+1)
+
+    def _on_body_thread(self) -> bool:
+        here = threading.current_thread()
+        return here.ident == self.thread or here.name == f"mpiml loop {self.title}"
+
+
+def _is_stop(error: BaseException) -> bool:
+    """Return whether a body was left because it was told to stop, in a group of tasks too."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(_is_stop(one) for one in error.exceptions)
+    return isinstance(error, Stopped)

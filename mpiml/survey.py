@@ -35,90 +35,141 @@ def stack_of(node: Any) -> str:
     """Return the stacks of the threads that belong to `node`, user code only, as text."""
     frames = sys._current_frames()
     names = {f"mpiml {node.title}", f"mpiml loop {node.title}"}
-    main = len(node.runtime.nodes) == 1
+    main = len(node.runtime.nodes) == 1 or node.calling_back
     parts = []
     for thread in threading.enumerate():
-        mine = thread.name in names or (main and thread is threading.main_thread())
+        mine = thread.name in names or thread.ident == node.thread
+        mine = mine or (main and thread is threading.main_thread())
         frame = frames.get(thread.ident or 0)
         if mine and frame is not None:
             summary = [
                 f for f in traceback.extract_stack(frame) if not f.filename.startswith(_HERE)
             ]
             parts.append("".join(traceback.format_list(summary[-12:])))
+    parts += [f"  a coroutine at {line}\n" for _, line in _coroutines(node)]
     return "\n".join(parts).rstrip() or "  (no Python thread of this node was found)"
+
+
+def _coroutines(node: Any) -> list[tuple[bool, str]]:
+    """Return, for each task of the node's loop, whether it waits in mpiml, and its line."""
+    found = []
+    for task in node.loop.tasks():
+        line, waits = None, False
+        inner = task.get_coro()
+        while inner is not None:
+            frame = getattr(inner, "cr_frame", None) or getattr(inner, "gi_frame", None)
+            if frame is not None:
+                ours = frame.f_code.co_filename.startswith(_HERE)
+                waits = ours and frame.f_code.co_name != "guarded"
+                line = line if ours else where(frame)
+            inner = getattr(inner, "cr_await", None) or getattr(inner, "gi_yieldfrom", None)
+        if not waits and isinstance(getattr(task, "_fut_waiter", None), _groups()):
+            continue  # it waits for other tasks, which stand in the list themselves
+        found.append((waits, line or "an unknown line"))
+    return found
+
+
+def _groups() -> tuple[type, ...]:
+    import asyncio
+
+    return (asyncio.Task, asyncio.tasks._GatheringFuture)  # type: ignore[attr-defined]
 
 
 class Survey:
     """Reports the waits of this rank, and gathers those of all ranks on demand.
 
     Local. Rank 0 watches: once every node of the program has waited for `limit` seconds, with
-    a body among them that waits for a call, it prints who waits for whom, and goes on.
+    a body or method among them that waits for a call, it prints who waits for whom, and goes on.
     """
 
     def __init__(self, runtime: Any, limit: float) -> None:
         self._runtime = runtime
         self._limit = limit
         self._answers: dict[int, tuple[float, str]] = {}
+        self._awaited: dict[int, float] = {}  # since when something awaited has been seen
         self._complete = threading.Event()
         self._asking = threading.Lock()
         self._closed = threading.Event()
         engine = runtime.engine
         engine.handlers[WAITS_QUERY] = self._on_query
         engine.handlers[WAITS] = self._on_answer
+        runtime.survey = self
         if engine.rank == 0 and limit > 0:
             threading.Thread(target=self._watch, name="mpiml-survey", daemon=True).start()
 
     def close(self) -> None:
-        """Stop watching."""
+        """Stop watching, and ask nobody any more."""
         self._closed.set()
+        self._complete.set()
 
     # -- this rank -----------------------------------------------------------------------------
 
     def local(self) -> tuple[float, str]:
         """Return for how many seconds all nodes here have waited (0: one works), and lines.
 
-        Lines of bodies that wait for a call start with ``!``: without one there is no deadlock.
+        Lines of who waits for a call start with ``!``: without one there is no deadlock.
         """
         frames = sys._current_frames()
-        engine = self._runtime.engine
-        sleepers = list(engine.sleepers.values())
+        sleepers = list(self._runtime.engine.sleepers.values())
+        waited = float("inf")
+        lines: list[str] = []
+        seen: dict[int, float] = {}
+        for node in self._runtime.nodes:
+            since, text = self._of(node, sleepers, frames, seen)
+            waited = min(waited, since)
+            lines += text
+        self._awaited = seen
+        return waited, "\n".join(lines)
+
+    def _of(
+        self,
+        node: Any,
+        sleepers: list[Any],
+        frames: dict[int, FrameType],
+        seen: dict[int, float],
+    ) -> tuple[float, list[str]]:
+        """Return the same for one node."""
+        head = f"{node.title} (rank {self._runtime.engine.rank})"
         now = time.monotonic()
         waited = float("inf")
         lines = []
-        for node in self._runtime.nodes:
-            mine = [s for s in sleepers if s.scope is not None and s.scope.owner is node]
-            bodies = [s for s in mine if s.scope is node.scope]
-            head = f"{node.title} (rank {engine.rank})"
-            if node.constructing or (
-                node.body and not node.returned and not bodies and not node.waiting
-                and not node.scope.awaiting
-            ):  # fmt: skip
-                waited = 0.0
-                lines.append(f"  {head} computes at {self._body_line(node, frames)}")
-            for sleeper in mine:
-                since = now - sleeper.since
-                waited = min(waited, since)
-                mark = "!" if sleeper.scope is node.scope else " "
-                lines.append(
-                    f"{mark} {head} has waited {since:.0f} s for {sleeper.wait.about} "
-                    f"at {where(frames.get(sleeper.thread))}"
-                )
-            if node.scope.awaiting:
-                lines.append(f"! {head} awaits {len(node.scope.awaiting)} futures")
-            if node.waiting:
-                lines.append(f"  {head} waits for the stop")
-            if node.server.running:
-                waited = 0.0
-                lines.append(f"  {head} runs {node.server.running} methods")
-        return waited, "\n".join(lines)
-
-    def _body_line(self, node: Any, frames: dict[int, FrameType]) -> str:
-        for thread in threading.enumerate():
-            if thread.name == f"mpiml {node.title}" or (
-                len(self._runtime.nodes) == 1 and thread is threading.main_thread()
-            ):
-                return where(frames.get(thread.ident or 0))
-        return "an unknown line"
+        working = node.constructing or (node.body and not node.returned and not node.waiting)
+        for sleeper in sleepers:
+            if sleeper.scope is None or sleeper.scope.owner is not node:
+                continue
+            if sleeper.thread == node.thread:
+                working = False
+            if sleeper.wait is node.released and sleeper.deadline is None:
+                continue  # in wait_for_stop
+            since = now - sleeper.since
+            waited = min(waited, since) if sleeper.deadline is None else 0.0
+            lines.append(
+                f"! {head} has waited {since:.0f} s for {sleeper.wait.about} "
+                f"at {where(frames.get(sleeper.thread))}"
+            )
+        for waits, line in _coroutines(node):
+            key = hash((node.vertex, line))
+            since = now - seen.setdefault(key, self._awaited.get(key, now))
+            waited = min(waited, since) if waits else 0.0
+            calls = "; ".join(
+                call.about for call in list(self._runtime.engine.pending.values())[:4]
+            )
+            what = (
+                f"! {head} awaits calls ({calls})"
+                if waits
+                else f"  {head} awaits something else"
+            )
+            lines.append(f"{what} at {line}")
+            working = False
+        if node.waiting:
+            lines.append(f"  {head} waits for the stop")
+        elif working:
+            waited = 0.0
+            lines.append(f"  {head} computes at {where(frames.get(node.thread))}")
+        if node.server.running:
+            waited = 0.0
+            lines.append(f"  {head} runs {node.server.running} methods")
+        return waited, lines
 
     # -- all ranks -----------------------------------------------------------------------------
 
@@ -139,6 +190,8 @@ class Survey:
         with self._asking:
             self._answers = {}
             self._complete.clear()
+            if self._closed.is_set():
+                return {engine.rank: self.local()}
             for rank in range(engine.size):
                 engine.transmit(rank, WAITS_QUERY, engine.rank, rank)
             self._complete.wait(timeout)
@@ -150,7 +203,7 @@ class Survey:
         lines = [head, *(text for _, (_, text) in sorted(answers.items()) if text)]
         if missing:
             lines.append(f"  no answer from rank {', '.join(map(str, missing))}")
-        return "\n".join(lines) + "\n"
+        return "\n".join(lines).replace("\n! ", "\n  ") + "\n"
 
     def show(self, write: Callable[[str], object]) -> None:
         """Ask everybody and write who waits for whom, on a thread of its own."""
@@ -162,22 +215,26 @@ class Survey:
         threading.Thread(target=work, name="mpiml-quit", daemon=True).start()
 
     def _watch(self) -> None:
+        """Look now and then; ask the others only once everybody here has waited long enough."""
+        step = max(0.05, min(1.0, self._limit / 4))
+        pause = step
         reported = False
-        step = min(1.0, self._limit / 4)
-        while not self._closed.wait(step):
-            if self._runtime.stopping:
-                return
+        while not self._closed.wait(pause) and not self._runtime.stopping:
+            pause = step
             waited, _ = self.local()
             if waited < self._limit:
                 reported = False
                 continue
-            if reported:
-                continue
             answers = self.ask()
+            waited = min(since for since, _ in answers.values()) if answers else 0.0
             complete = len(answers) == self._runtime.engine.size
-            still = all(waited >= self._limit for waited, _ in answers.values())
-            called = any("!" in text for _, text in answers.values())
-            if complete and still and called and not self._runtime.stopping:
+            if waited < self._limit or not complete:
+                pause = max(step, self._limit - waited)  # not before it can have come true
+                reported = False
+                continue
+            pause = max(step, self._limit)
+            called = any("! " in text for _, text in answers.values())
+            if called and not reported and not self._runtime.stopping:
                 reported = True
                 head = (
                     f"mpiml: {self._runtime.name}: every node has waited for "

@@ -1,0 +1,253 @@
+"""What ends a program on this rank: errors that leave nodes, wishes, and who does not end.
+
+The first error wins. One that may only be the consequence of another rank's, as when a
+service is gone, is held back for a moment: the error behind it is then on its way.
+"""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from mpiml.control import EXIT, FAILED, REQUESTED, STUCK, Note
+from mpiml.errors import RemoteError, ServiceGoneError
+from mpiml.hosting import HostedNode
+from mpiml.payload import pack_error, unpack_error
+from mpiml.survey import stack_of
+from mpiml.tracebacks import remote_text
+
+__all__ = ["Failures"]
+
+_HOLD = 0.5  # s, that a possible consequence waits for its cause
+
+
+class Failures:
+    """Errors, stops and stragglers of one rank in one program.
+
+    Local: `Ending` brings the decision to all ranks.
+
+    Parameters
+    ----------
+    runtime
+        The program on this rank.
+    """
+
+    def __init__(self, runtime: Any) -> None:
+        self._runtime = runtime
+        self._lock = threading.Lock()
+        self._errors: dict[int, BaseException] = {}
+        self._timers: list[threading.Timer] = []
+        self._stop_time = 0.0
+        self.held = 0  # consequences that wait for their cause
+
+    # -- an error ------------------------------------------------------------------------------
+
+    def fail(self, node: HostedNode, error: BaseException, serves: bool = False) -> None:
+        """End the program because `error` left a node; safe from any thread.
+
+        Parameters
+        ----------
+        node
+            The node.
+        error
+            The error; ``sys.exit()`` and ``sys.exit(0)`` are returns.
+        serves
+            Whether the node goes on to answer calls.
+        """
+        status = 1
+        if isinstance(error, SystemExit):
+            if not error.code:
+                return
+            status = error.code & 0xFF or 1 if isinstance(error.code, int) else 1
+        runtime = self._runtime
+        with self._lock:
+            if node.vertex in self._errors:
+                return  # what follows from it
+            self._errors[node.vertex] = error
+        note = self._note(node, error, status)
+        if _is_consequence(error):
+            with self._lock:
+                self.held += 1
+            self._after(_HOLD, lambda: self._release(note))
+        else:
+            runtime.ending.request(note)  # before clients hear that the service is gone
+        if not serves:
+            node.server.fail_all(error)
+        limit = runtime.settings.failure_grace
+        if limit is not None:
+            self._after(limit, lambda: self._unheard(note))
+
+    def _note(self, node: HostedNode, error: BaseException, status: int) -> Note:
+        rank = self._runtime.engine.rank
+        if isinstance(error, SystemExit):
+            text = "" if isinstance(error.code, int) else f"{error.code}\n"
+            return Note(EXIT, status, node.vertex, rank, text)
+        packed = pack_error(error)
+        text = remote_text(error, node.title, rank)
+        return Note(FAILED, 1, node.vertex, rank, text, packed.encoding, bytes(packed.body))
+
+    def _release(self, note: Note) -> None:
+        ending = self._runtime.ending
+        if ending.note is None or ending.note.benign:
+            ending.request(note)
+        with self._lock:
+            self.held -= 1
+
+    def _unheard(self, note: Note) -> None:
+        """End the job where the rest of the program does not hear of a failure."""
+        runtime = self._runtime
+        if not runtime.done and not runtime.ending.failed:
+            self._show(note)
+            self.abort(note.status)
+
+    def broke(self, error: BaseException) -> None:
+        """Give up on the ranks ending together: `error` left the runtime itself."""
+        runtime = self._runtime
+        runtime.ending.abandoned = True
+        if runtime.settings.prints:
+            title = runtime.nodes[0].title if runtime.nodes else runtime.name
+            text = remote_text(error, title, runtime.engine.rank)
+            self._show(Note(FAILED, 1, 0, runtime.engine.rank, text))
+            self.abort(1)
+
+    # -- the stop ------------------------------------------------------------------------------
+
+    def request(self, reason: int, status: int, text: str) -> None:
+        """End the program in order for a reason from outside: a signal, the time."""
+        runtime = self._runtime
+        runtime.ending.request(Note(reason, status, 0, runtime.engine.rank, text))
+
+    def request_stop(self, node: HostedNode, text: str) -> None:
+        """End the program in order."""
+        runtime = self._runtime
+        runtime.ending.request(Note(REQUESTED, 0, node.vertex, runtime.engine.rank, text))
+
+    def on_stop(self, note: Note) -> None:
+        """Let bodies and waiting calls know; on whatever thread heard of it."""
+        runtime = self._runtime
+        if not self._stop_time:
+            self._stop_time = time.monotonic()
+        if note.reason == STUCK:
+            return  # everybody leaves; nobody is told to stop twice
+        limit = runtime.settings.grace
+        if not note.benign:
+            if note.rank == runtime.engine.rank:
+                self._show(note)
+            self._fail_calls(note)
+            limit = min(limit, runtime.settings.failure_grace or limit)
+        self._after(limit, lambda: self._check_grace(limit))
+        failed = None if note.benign else runtime.vertices[note.vertex].role_index
+        for node in runtime.nodes:
+            node.stop(node.spec.role_index == failed)
+            node.server.wake()
+
+    def _show(self, note: Note) -> None:
+        if self._runtime.settings.prints:
+            if note.reason == FAILED:
+                sys.stderr.write(f"mpiml: a node failed, the program ends{note.text}")
+            else:
+                sys.stderr.write(note.text)
+            sys.stderr.flush()
+
+    def _fail_calls(self, note: Note) -> None:
+        """Fail the calls that the failed node will not answer."""
+        runtime = self._runtime
+        spec = runtime.vertices[note.vertex]
+        title = f"{spec.role}/{spec.index}"
+        pending = runtime.engine.pending
+        for id, call in list(pending.items()):
+            if call.target_vertex == note.vertex and pending.pop(id, None):
+                gone = ServiceGoneError(f"{title} failed; expected it to answer this call")
+                gone.__cause__ = self.error_of(note)
+                call.fail(gone)
+
+    def error_of(self, note: Note) -> BaseException:
+        """Return the error in a note, with its remote traceback as cause.
+
+        Its attribute ``mpiml_shown`` is set where its traceback has been written already.
+        """
+        if note.reason == EXIT:
+            return SystemExit(note.status)
+        here = note.rank == self._runtime.engine.rank
+        error = self._errors.get(note.vertex) if here else None
+        if error is None:
+            error = unpack_error(note.encoding, note.error)
+            error.__cause__ = RemoteError(note.text)
+        if self._runtime.settings.prints:
+            error.mpiml_shown = True  # type: ignore[attr-defined]
+        return error
+
+    # -- those who do not end --------------------------------------------------------------------
+
+    def _after(self, seconds: float, action: Callable[[], None]) -> None:
+        timer = threading.Timer(seconds, action)
+        timer.name = "mpiml-grace"
+        timer.daemon = True
+        self._timers.append(timer)
+        timer.start()
+
+    def close(self) -> None:
+        """Stop the clocks."""
+        for timer in self._timers:
+            timer.cancel()
+
+    def _check_grace(self, limit: float, last: bool = False) -> None:
+        """List whoever still runs after the grace, and end the program all the same."""
+        runtime = self._runtime
+        if runtime.done or runtime.ending.abandoned:
+            return
+        stuck = self.stragglers()
+        if not stuck and not last:  # others have the straggler; its rank ends the program
+            self._after(limit + 0.5, lambda: self._check_grace(limit, True))
+            return
+        seconds = time.monotonic() - self._stop_time
+        text = "\n".join(stuck) or "other ranks, which do not say who"
+        note = runtime.ending.note
+        status = note.status if note is not None and not note.benign else 1
+        if runtime.settings.on_stuck == "abort":
+            sys.stderr.write(
+                f"mpiml: still running {seconds:.1f} s after the stop, so the program is ended:\n"
+                f"{text}\n"
+            )
+            self.abort(status)
+        else:
+            vertex = runtime.nodes[0].vertex if runtime.nodes else 0
+            runtime.ending.request(Note(STUCK, 1, vertex, runtime.engine.rank, text))
+
+    def stragglers(self) -> list[str]:
+        """Describe bodies, methods and callbacks that still run, with their stacks."""
+        lines = []
+        for node in self._runtime.nodes:
+            body = (node.body and not node.returned) or node.constructing
+            calls = node.server.active
+            if body or calls or node.calling_back:
+                what = "body" if body else f"{calls} calls" if calls else "on_stop callback"
+                lines.append(f"[{node.title}] {what}\n{stack_of(node)}")
+        return lines
+
+    def abort(self, status: int) -> None:
+        """End every process of the job at once; never returns."""
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (OSError, ValueError):
+                continue  # closed, or nobody reads it
+        world = self._runtime.world
+        if world is not None and self._runtime.engine.link is not None:
+            world.abort(status)
+        os._exit(status)
+
+
+def _is_consequence(error: BaseException) -> bool:
+    """Return whether an error may follow from one that another node has raised."""
+    return any(isinstance(link, ServiceGoneError) for link in _chain(error))
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
