@@ -9,7 +9,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, overload
 
-from mpiml.engine import Engine
+from mpiml.contents import value_in
+from mpiml.engine import APART, Engine
 from mpiml.errors import (
     DeadlineError,
     ServiceGoneError,
@@ -152,6 +153,33 @@ class Target:
             "call that was sent goes on; give it more time with with_options(timeout=)."
         )
 
+    def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a method on another rank and wait: the most frequent case, kept short."""
+        scope = self.calling_scope()
+        packed = pack_call(args, kwargs, BORROW)
+        encoding, body, buffers = packed
+        engine = self.engine
+        reply = Reply(self, name)
+        if buffers or len(body) > APART:
+            self.send(name.encode(), packed, reply, scope, 0)
+        else:
+            flags = 0
+            if scope is not None and scope.nested:
+                flags = FLAG_NESTED
+            else:
+                ticket = self.peer.take(len(body))
+                if ticket is not None:
+                    engine.acquire(self.peer, ticket, len(body), scope)
+            reply.id = id = engine.new_id()
+            engine.pending[id] = reply
+            engine.post(
+                self.rank, REQUEST, encoding, flags, self.source, self.vertex, id, 0,
+                name.encode(), body,
+            )  # fmt: skip
+        if not reply.ready:
+            engine.wait(reply, None, scope)
+        return reply.value()
+
     def submit(
         self,
         name: str,
@@ -168,6 +196,54 @@ class Target:
         future = Future(self.engine, self.title, name, self.vertex)
         self.send(name.encode(), packed, future, scope, 0, 0, deadline)
         return future, scope
+
+
+class Reply:
+    """The reply to a blocking call: what only its own thread waits for."""
+
+    __slots__ = ("_buffers", "_decode", "_frame", "_name", "_target", "id", "ready")
+
+    def __init__(self, target: Target, name: str) -> None:
+        self.ready = False
+        self.id = 0
+        self._target = target
+        self._name = name
+        self._decode: Any = None
+
+    @property
+    def about(self) -> str:
+        """What is waited for."""
+        return f"{self._target.title}.{self._name}()"
+
+    @property
+    def target_vertex(self) -> int:
+        """The vertex that was called."""
+        return self._target.vertex
+
+    def arrive(self, frame: Any, buffers: Sequence[Any]) -> None:
+        """Take the reply in."""
+        self._frame = frame
+        self._buffers = buffers
+        self._target.engine.fulfil(self)
+
+    def complete(self, decode: Any, failed: bool = False) -> None:
+        """Take the end of the call in; `decode` returns its value or raises its error."""
+        self._decode = decode
+        self._target.engine.fulfil(self)
+
+    def fail(self, error: BaseException) -> None:
+        """End with `error`."""
+
+        def decode() -> Any:
+            raise error
+
+        self.complete(decode, True)
+
+    def value(self) -> Any:
+        """Return the value, or raise the error."""
+        if self._decode is not None:
+            return self._decode()
+        return value_in(self._frame, self._buffers)
 
 
 class _Bound:
@@ -192,6 +268,8 @@ class Blocking(_Bound):
         """Call the method, wait, and return its result or raise its error."""
         target = self._target
         timeout = target.timeout
+        if timeout is None and target.rank != target.engine.rank:
+            return target.call(self._name, args, kwargs)
         # with a deadline the caller may go on, and change x, before x has been sent
         mode = BORROW if timeout is None else SNAPSHOT
         deadline = None if timeout is None else time.monotonic() + timeout

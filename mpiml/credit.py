@@ -8,6 +8,7 @@ window passes when the window is empty.
 
 import threading
 from collections import deque
+from collections.abc import Sequence
 
 from mpiml.futures import Wait
 
@@ -31,7 +32,7 @@ class Peer:
         self._bytes = size
         self._sizes: deque[int] = deque()
         self._blocked: list[Wait] = []
-        self._owed = 0
+        self._owed: deque[None] = deque()  # a counter that threads share without a lock
         self._lock = threading.Lock()
 
     def take(self, size: int) -> Wait | None:
@@ -46,33 +47,34 @@ class Peer:
             self._blocked.append(ticket)
             return ticket
 
-    def restore(self, messages: int) -> list[Wait]:
+    def restore(self, messages: int) -> Sequence[Wait]:
         """Give credit back, oldest messages first; return the waits that may try again."""
         with self._lock:
+            sizes = self._sizes
             for _ in range(messages):
-                if not self._sizes:
+                if not sizes:
                     break
                 self._free += 1
-                self._bytes += self._sizes.popleft()
+                self._bytes += sizes.popleft()
+            if not self._blocked:
+                return ()
             blocked, self._blocked = self._blocked, []
             return blocked
 
     def owe(self) -> int:
         """Note a message taken in; return the debt once it reaches half the window, else 0."""
-        with self._lock:
-            self._owed += 1
-            if self._owed * 2 < self._window:
-                return 0
-            owed, self._owed = self._owed, 0
-            return owed
+        self._owed.append(None)
+        return self.settle() if len(self._owed) * 2 >= self._window else 0
 
     def settle(self) -> int:
         """Return the whole debt and forget it: it travels on a reply."""
-        if not self._owed:
-            return 0
-        with self._lock:
-            owed, self._owed = self._owed, 0
-            return owed
+        count = 0
+        try:
+            while True:
+                self._owed.popleft()
+                count += 1
+        except IndexError:
+            return count
 
     @property
     def under_way(self) -> int:

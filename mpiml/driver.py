@@ -30,11 +30,12 @@ _LONG_US, _SHORT_US, _BUSY_US = 2000, 1000, 20
 class Sleeper:
     """A thread asleep in the engine, for the report of who waits for whom."""
 
-    __slots__ = ("scope", "since", "thread", "wait")
+    __slots__ = ("deadline", "scope", "since", "thread", "wait")
 
-    def __init__(self, wait: Any, scope: Scope | None) -> None:
+    def __init__(self, wait: Any, scope: Scope | None, deadline: float | None) -> None:
         self.wait = wait
         self.scope = scope
+        self.deadline = deadline
         self.since = time.monotonic()
         self.thread = threading.get_ident()
 
@@ -84,6 +85,8 @@ class Driver:
             self._helper_wait.ready = True
             self._wake_helper()
             helper.join(5.0)
+        if self.link is not None:
+            self.link.close()
 
     def later(self, action: Callable[[], None]) -> None:
         """Run `action` at the next turn of the engine: safe from ``__del__`` and handlers."""
@@ -131,7 +134,7 @@ class Driver:
         """
         if wait.ready:
             return True
-        held = scope is not None and scope.suspend()
+        held = scope is not None and scope.nested and scope.suspend()
         try:
             while not wait.ready:
                 if scope is not None and scope.halt:
@@ -140,7 +143,7 @@ class Driver:
                     raise ServiceGoneError(f"{wait.about}: the program has ended")
                 if deadline is not None and time.monotonic() >= deadline:
                     return False
-                if self.link is not None and self._take_seat():
+                if self.link is not None and (self._seat.acquire(False) or self._take_over()):
                     try:
                         self._drive(wait, deadline, scope)
                     finally:
@@ -152,9 +155,8 @@ class Driver:
                 scope.resume()
         return True
 
-    def _take_seat(self) -> bool:
-        if self._seat.acquire(False):
-            return True
+    def _take_over(self) -> bool:
+        """Take the seat from the helper, which drives only for want of anybody else."""
         if self._driving is self._helper_wait:
             self._helper_wait.ready = True
             self.link.bell.ring(self.rank)
@@ -187,7 +189,9 @@ class Driver:
         lock = threading.Lock()
         lock.acquire()
         self._parked.setdefault(wait, []).append(lock)
-        sleeper = self.sleepers.setdefault(threading.get_ident(), Sleeper(wait, scope))
+        sleeper = self.sleepers.setdefault(
+            threading.get_ident(), Sleeper(wait, scope, deadline)
+        )
         try:
             if wait.ready or self.closed or (scope is not None and scope.halt):
                 return
@@ -224,17 +228,17 @@ class Driver:
                 if self._later:
                     self.turn()
                 if poll():
-                    misses = 0
+                    misses, quiet_since = 0, 0.0
                     continue
                 misses += 1
-                if misses <= 3 or wait.ready:
-                    continue
-                if misses == 4:
-                    bell.wait(seen, self.spin_us, 0)
-                    quiet_since = time.monotonic()
+                if wait.ready or (misses < 20 and link.far):
+                    continue  # no bell rings for a rank of another host
+                if not quiet_since:
+                    if not bell.wait(seen, self.spin_us, 0) or not poll():
+                        quiet_since = time.monotonic()
                     continue
                 if sleeper is None and not link.busy:
-                    sleeper = Sleeper(wait, scope)
+                    sleeper = Sleeper(wait, scope, deadline)
                     self.sleepers[self._driver] = sleeper
                 now = time.monotonic()
                 if deadline is not None and now >= deadline:
@@ -272,8 +276,7 @@ class Driver:
                     try:
                         self._drive(self._helper_wait, None, None)
                     except Exception:
-                        self.log_exception("the progress thread failed")
-                        return
+                        return  # `on_broken` has been told
                     finally:
                         self._driving = None
                         self._seat.release()

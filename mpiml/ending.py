@@ -13,13 +13,13 @@ from typing import Any
 
 from mpiml import control
 from mpiml.agree import Tally
+from mpiml.contents import parts
 from mpiml.control import FINISHED, STUCK, Note
 from mpiml.engine import Engine
 from mpiml.futures import Wait
 from mpiml.wire import (
     AGREE_COUNT,
     AGREE_TARGET,
-    FLAG_BODY_APART,
     STATUS,
     STOP,
     STOP_REQUEST,
@@ -226,5 +226,4 @@ class Ending:
 
 
 def _note(frame: Frame, buffers: Sequence[Any]) -> Note:
-    apart = frame.flags & FLAG_BODY_APART
-    return Note.unpack(bytes(buffers[0] if apart else frame.body))
+    return Note.unpack(bytes(parts(frame, buffers)[0]))

@@ -13,14 +13,15 @@ from mpiml import wire
 from mpiml.credit import Peer
 from mpiml.driver import Driver
 from mpiml.errors import ServiceGoneError
-from mpiml.futures import Future
+from mpiml.futures import Future, Wait
 from mpiml.scope import Scope
-from mpiml.wire import CREDIT, FLAG_BODY_APART, Frame
+from mpiml.wire import CREDIT, FLAG_BODY_APART, HEADER, Frame
 
-__all__ = ["Engine", "Handler"]
+__all__ = ["APART", "Engine", "Handler"]
 
 Handler = Callable[[int, Frame, Sequence[Any]], None]
-_APART = 1 << 16  # bodies above this are sent as a buffer instead of being copied into a frame
+_pack = HEADER.pack
+APART = 30_000  # bodies above this are sent as a buffer instead of being copied into a frame
 
 
 class Engine(Driver):
@@ -58,6 +59,8 @@ class Engine(Driver):
         self.handlers: dict[int, Handler] = {CREDIT: self._on_credit}
         self._count_sent = itertools.count()
         self._count_received = itertools.count()
+        self._sent = self._count_sent.__next__
+        self._received = self._count_received.__next__
         self._peers: dict[int, Peer] = {}
         self._unseen: dict[str, int] = {}
 
@@ -72,7 +75,7 @@ class Engine(Driver):
         self.pending.clear()
 
     def counts(self) -> tuple[int, int]:
-        """Return how many call frames this rank has sent and taken in."""
+        """Return how many frames this rank has sent and taken in."""
         # count() has no other way to read it, and += is not atomic
         return int(repr(self._count_sent)[6:-1]), int(repr(self._count_received)[6:-1])
 
@@ -105,9 +108,8 @@ class Engine(Driver):
         buffers: Sequence[Any] = (),
     ) -> None:
         """Send one frame, to this rank too. Local: never waits, safe from any thread."""
-        if kind < CREDIT:
-            next(self._count_sent)
-        if len(body) > _APART:
+        self._sent()
+        if len(body) > APART:
             flags |= FLAG_BODY_APART
             buffers = [body, *buffers]
             body = b""
@@ -119,21 +121,59 @@ class Engine(Driver):
                 buffers,
             )
             return
-        lengths = [len(b) for b in buffers] if buffers else ()  # type: ignore[assignment]
+        if not buffers:
+            self.link.send(
+                rank,
+                _pack(
+                    1, kind, encoding, flags, source, target, 0, id, len(body), len(name), aux
+                )
+                + name
+                + body,
+            )
+            return
+        lengths = tuple([len(b) for b in buffers])
         message = wire.join(
             kind, source, target, id, aux,
             encoding=encoding, flags=flags, name=name, body=body, lengths=lengths,
         )  # fmt: skip
         self.link.send(rank, message, buffers)
 
-    def acquire(self, rank: int, size: int, scope: Scope | None) -> None:
-        """Wait until a first-level message of `size` bytes may go to `rank`."""
-        peer = self.peer(rank)
-        while True:
+    def post(
+        self,
+        rank: int,
+        kind: int,
+        encoding: int,
+        flags: int,
+        source: int,
+        target: int,
+        id: int,
+        aux: int,
+        name: bytes,
+        body: bytes,
+    ) -> None:
+        """Send one small frame to another rank: `transmit` for the most frequent case."""
+        self._sent()
+        self.link.send(
+            rank,
+            _pack(1, kind, encoding, flags, source, target, 0, id, len(body), len(name), aux)
+            + name
+            + body,
+        )
+
+    def acquire(
+        self,
+        peer: Peer,
+        ticket: Wait | None,
+        size: int,
+        scope: Scope | None,
+        deadline: float | None = None,
+    ) -> bool:
+        """Wait until a first-level message of `size` bytes may go; False after `deadline`."""
+        while ticket is not None:
+            if not self.wait(ticket, deadline, scope):
+                return False
             ticket = peer.take(size)
-            if ticket is None:
-                return
-            self.wait(ticket, None, scope)
+        return True
 
     def consumed(self, rank: int) -> int:
         """Note that a request of `rank` has started; return the credit to hand back now."""
@@ -164,16 +204,15 @@ class Engine(Driver):
 
     def dispatch(self, rank: int, frame: Frame, buffers: Sequence[Any]) -> None:
         """Hand a frame to whom it is for. Local: runs no user code."""
-        kind = frame.kind
-        if kind < CREDIT:
-            next(self._count_received)
+        kind = frame[0]
+        self._received()
         handler = self.handlers.get(kind)
         if handler is None:
             self.log(f"a frame of unknown kind {kind} from rank {rank} was dropped")
             return
         handler(rank, frame, buffers)
 
-    def forget(self, future: Future) -> bool:
+    def forget(self, future: Any) -> bool:
         """Drop a call; whether it was still open."""
         return self.pending.pop(future.id, None) is not None
 

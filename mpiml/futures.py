@@ -12,9 +12,11 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import CancelledError, _base
+from functools import partial
 from typing import Any
 
 from mpiml.callbacks import await_in, callbacks, wake
+from mpiml.contents import value_in
 from mpiml.errors import DeadlineError, UsageError
 from mpiml.scope import Scope, current_scope
 
@@ -102,6 +104,10 @@ class Future(_base.Future):  # type: ignore[type-arg]
         if failed:
             self._failed = True
         self._settle(FINISHED)
+
+    def arrive(self, frame: Any, buffers: Sequence[Any]) -> None:
+        """Finish the call with a reply, which is decoded when it is asked for."""
+        self.complete(partial(value_in, frame, buffers))
 
     def fail(self, error: BaseException) -> None:
         """Finish the call with `error`."""

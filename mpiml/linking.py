@@ -1,4 +1,4 @@
-"""Builds a rank's link: its bell in shared memory where that works, and a probe that does."""
+"""Builds a rank's link, with its bell in shared memory where that works."""
 
 from typing import Any
 
@@ -29,8 +29,6 @@ def link(world: Any, engine: Engine, hosts: Any, config: Config, token: bytes) -
     ranks = hosts.rows[hosts.host_of(me)].ranks
     lines = {rank: line for line, rank in enumerate(ranks)}
     path = f"/dev/shm/mpiml-{token.hex()}" if config.doorbell else None
-    memory, matched = world.prepare(path, lines, config.matched_probe != "off")
+    memory = world.prepare(path, lines)
     bell: Bell = SleepBell() if memory is None else SharedBell(memory, lines, me)
-    return MpiLink(
-        world.engine_comm, bell, engine.dispatch, matched or config.matched_probe == "on"
-    )
+    return MpiLink(world.engine_comm, bell, engine.dispatch)

@@ -1,16 +1,17 @@
 """Hands the frames of calls to whom they are for: services, futures, streams, results."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
+from mpiml.contents import parts, value_in
 from mpiml.engine import Engine
 from mpiml.errors import RemoteError
 from mpiml.payload import SNAPSHOT, pack, unpack_error
 from mpiml.server import Server
-from mpiml.streams import decode_item, on_stream_control
+from mpiml.streams import on_stream_control
 from mpiml.wire import (
     ERROR,
-    FLAG_BODY_APART,
     ITEM,
     MORE,
     QUIT_STREAM,
@@ -61,11 +62,13 @@ class Router:
         self.servers[frame.target].submit(rank, frame, buffers)
 
     def _on_reply(self, rank: int, frame: Frame, buffers: Sequence[Any]) -> None:
-        call = self.engine.pending.pop(frame.id, None)
-        if frame.aux:
-            self.engine.credit(rank, frame.aux)
+        engine = self.engine
+        call = engine.pending.pop(frame[5], None)
+        if frame[6]:
+            for ticket in engine.peer(rank).restore(frame[6]):
+                engine.fulfil(ticket)
         if call is not None:
-            call.complete(decode_item(frame, buffers))
+            call.arrive(frame, buffers)
 
     def _on_error(self, rank: int, frame: Frame, buffers: Sequence[Any]) -> None:
         call = self.engine.pending.pop(frame.id, None)
@@ -75,10 +78,7 @@ class Router:
             return
 
         def decode() -> Any:
-            body: Any = frame.body
-            rest = buffers
-            if frame.flags & FLAG_BODY_APART:
-                body, rest = buffers[0], buffers[1:]
+            body, rest = parts(frame, buffers)
             error = unpack_error(frame.encoding, body, rest)
             error.__cause__ = RemoteError(bytes(frame.name).decode(errors="replace"))
             raise error
@@ -90,7 +90,7 @@ class Router:
         if frame.aux:
             self.engine.credit(rank, frame.aux)
         if call is not None:
-            call.item(decode_item(frame, buffers))
+            call.item(partial(value_in, frame, buffers))
 
     def _on_stream_end(self, rank: int, frame: Frame, buffers: Sequence[Any]) -> None:
         call = self.engine.pending.pop(frame.id, None)
@@ -121,7 +121,7 @@ class Router:
         )  # fmt: skip
 
     def _on_return(self, rank: int, frame: Frame, buffers: Sequence[Any]) -> None:
-        decode = decode_item(frame, buffers)
+        decode = partial(value_in, frame, buffers)
 
         def refuse() -> Any:
             raise RemoteError(decode())

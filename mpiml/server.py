@@ -12,14 +12,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from mpiml.engine import Engine
+from mpiml.contents import parts
+from mpiml.engine import APART, Engine
 from mpiml.errors import ServiceGoneError, UnknownMethodError
 from mpiml.futures import Wait
 from mpiml.payload import BORROW, RESULT, Packed, pack, pack_error, take, unpack_call
 from mpiml.scope import enter, leave
 from mpiml.tracebacks import remote_text
 from mpiml.turns import MethodScope, Turn
-from mpiml.wire import ERROR, FLAG_BODY_APART, FLAG_STREAM, REPLY, Frame
+from mpiml.wire import ERROR, FLAG_STREAM, REPLY, Frame
 
 __all__ = ["MethodScope", "Request", "Server", "Task", "Wrapper", "own", "remote_text"]
 
@@ -54,11 +55,9 @@ class Request:
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Decode the arguments: they are the method's own."""
         frame = self.frame
-        buffers: Sequence[Any] = self.buffers
-        body: Any = frame.body
-        if frame.flags & FLAG_BODY_APART:
-            body, buffers = buffers[0], buffers[1:]
-        return unpack_call(frame.encoding, body, buffers)
+        if not self.buffers:
+            return unpack_call(frame[1], frame[8])
+        return unpack_call(frame.encoding, *parts(frame, self.buffers))
 
     def run(self, server: "Server", scope: MethodScope) -> None:
         """Start the call."""
@@ -285,12 +284,19 @@ class Server:
 
     def answer(self, request: Request, result: Any) -> None:
         """Send the result. It is a snapshot: what the service may still change is copied."""
-        local = request.rank == self.engine.rank
-        if local:
-            packed = own(pack(result, BORROW, "the result"))
-        else:
-            packed = pack(result, RESULT, "the result")
-        self.send(request, REPLY, packed)
+        engine = self.engine
+        rank = request.rank
+        if rank == engine.rank:
+            self.send(request, REPLY, own(pack(result, BORROW, "the result")))
+            return
+        packed = pack(result, RESULT, "the result")
+        encoding, body, buffers = packed
+        if buffers or len(body) > APART:
+            self.send(request, REPLY, packed)
+            return
+        frame = request.frame
+        owed = engine.owed(rank)
+        engine.post(rank, REPLY, encoding, 0, frame[4], frame[3], frame[5], owed, b"", body)
 
     def answer_error(self, request: Request, error: BaseException) -> None:
         """Send an exception with its traceback as text."""

@@ -8,19 +8,18 @@ closes the generator, so its ``finally`` runs.
 import threading
 import time
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from functools import partial
 from typing import Any
 
 from mpiml.callbacks import await_in, wake
 from mpiml.errors import DeadlineError, UsageError
 from mpiml.futures import Wait
-from mpiml.payload import BORROW, RESULT, pack, unpack
+from mpiml.payload import BORROW, RESULT, pack
 from mpiml.scope import Scope, current_scope
 from mpiml.server import Request, Server, own
 from mpiml.turns import MethodScope
 from mpiml.wire import (
-    FLAG_BODY_APART,
     FLAG_STREAM,
     ITEM,
     MORE,
@@ -34,7 +33,6 @@ __all__ = [
     "Inbox",
     "Stream",
     "StreamRun",
-    "decode_item",
     "on_stream_control",
     "start_stream",
 ]
@@ -373,16 +371,3 @@ def on_stream_control(server: Server, rank: int, frame: Frame) -> None:
             return
     if isinstance(run, StreamRun):  # else it has ended
         run.grant(server, frame.aux if frame.kind == MORE else 0)
-
-
-def decode_item(frame: Frame, buffers: Sequence[Any]) -> Any:
-    """Return a function that unpacks an item when the caller takes it."""
-
-    def decode() -> Any:
-        body: Any = frame.body
-        rest = buffers
-        if frame.flags & FLAG_BODY_APART:
-            body, rest = buffers[0], buffers[1:]
-        return unpack(frame.encoding, body, rest)
-
-    return decode

@@ -1,4 +1,4 @@
-"""Messages between ranks: tagged nonblocking sends, matched probes, exact-size receives.
+"""Messages between ranks: tagged nonblocking sends and exact-size receives.
 
 A `Link` moves whole frames; what they mean is the engine's business. Two tags are used on a
 communicator of our own: one for frames, one for the out-of-band buffers, which are received
@@ -6,6 +6,7 @@ straight into their final memory. Only the thread that drives progress calls `po
 thread may call `send`.
 """
 
+import functools
 import threading
 import time
 from collections import deque
@@ -16,11 +17,13 @@ from mpi4py import MPI
 
 from mpiml import _native, wire
 from mpiml.payload import take
-from mpiml.wire import CREDIT, Frame
+from mpiml.wire import ANNOUNCE, CREDIT, Frame, split
 
 __all__ = ["Bell", "Deliver", "MpiLink", "SharedBell", "SleepBell"]
 
 TAG_FRAME, TAG_DATA = 1, 2
+SLOT = 1 << 15  # the largest frame that comes without being announced
+_BYTE = MPI.BYTE
 Deliver = Callable[[int, Frame, Sequence[Any]], None]
 
 
@@ -35,6 +38,12 @@ class Bell(Protocol):
 
     def wait(self, seen: int, spin_us: int, timeout_us: int) -> bool:
         """Spin, then sleep, until `value` differs from `seen` or the time is over."""
+
+    def rings(self) -> dict[int, Callable[[], None]]:
+        """Return, for each rank that can be reached this way, what rings it."""
+
+    def misses(self, size: int) -> bool:
+        """Return whether some of `size` ranks cannot ring this bell."""
 
 
 class SharedBell:
@@ -56,12 +65,29 @@ class SharedBell:
         if line is not None:
             self._native.ring(line)
 
+    def rings(self) -> dict[int, Callable[[], None]]:
+        """Those of this host."""
+        ring = self._native.ring
+        return {rank: functools.partial(ring, line) for rank, line in self._lines.items()}
+
+    def misses(self, size: int) -> bool:
+        """Those of other hosts."""
+        return len(self._lines) < size
+
 
 class SleepBell:
     """The way without shared memory: look again after a short sleep."""
 
     def __init__(self) -> None:
         self._value = 0
+
+    def rings(self) -> dict[int, Callable[[], None]]:
+        """None."""
+        return {}
+
+    def misses(self, size: int) -> bool:
+        """All ranks: nobody rings."""
+        return True
 
     def ring(self, rank: int) -> None:
         """Count; a sleeper notices at its next look."""
@@ -80,35 +106,43 @@ class SleepBell:
 
 
 class _Arrival:
-    """A frame whose buffers are still coming in."""
+    """A frame whose buffers are still coming in, or that is itself still coming in."""
 
-    __slots__ = ("buffers", "frame", "requests", "source")
+    __slots__ = ("buffers", "frame", "posted", "requests")
 
-    def __init__(self, source: int, frame: Frame) -> None:
-        self.source = source
+    def __init__(self, frame: Frame) -> None:
         self.frame = frame
         self.buffers: list[Any] = []
         self.requests: list[MPI.Request] = []
+        self.posted = False
 
 
 class MpiLink:
     """Frames over one communicator, which it owns from now on.
 
     Local: construction takes part in nothing; `comm` was duplicated by `mpiml.world`.
+
+    One receive of `SLOT` bytes is always posted, so a small frame is matched as it comes in:
+    a probe would need a turn of the library's progress to see it and another to match it.
+    A larger frame is announced by a small one and then received like a buffer. No receive is
+    ever shorter than its message, and none depends on probes, which some fabrics get wrong.
     """
 
-    def __init__(
-        self, comm: MPI.Intracomm, bell: Bell, deliver: Deliver, matched: bool
-    ) -> None:
+    def __init__(self, comm: MPI.Intracomm, bell: Bell, deliver: Deliver) -> None:
         self.comm = comm
         self.bell = bell
+        self.far = bell.misses(comm.size)
         self._deliver = deliver
-        self._matched = matched
         self._status = MPI.Status()
+        self._isend = comm.Isend
+        self._rings = bell.rings()
         self._order: dict[int, threading.Lock] = {}
         self._sending: deque[tuple[MPI.Request, Any]] = deque()
-        self._receiving: list[_Arrival] = []
+        self._receiving: list[tuple[int, _Arrival]] = []
         self._held: dict[int, deque[_Arrival]] = {}
+        self._memory = memoryview(bytearray(SLOT))
+        self._slot = comm.Recv_init([self._memory, SLOT, _BYTE], MPI.ANY_SOURCE, TAG_FRAME)
+        self._slot.Start()
 
     @property
     def busy(self) -> bool:
@@ -121,71 +155,83 @@ class MpiLink:
         Local: the memory of `buffers` must stay unchanged until it has been sent; a reference
         is kept until then.
         """
+        if len(message) > SLOT:
+            buffers = [message, *buffers]
+            message = wire.join(ANNOUNCE, 0, 0, lengths=(len(message),))
         if buffers:
-            lock = self._order.setdefault(rank, threading.Lock())
-            with lock:  # buffers are matched to frames by their order
+            with self._order.setdefault(rank, threading.Lock()):
                 self._post(message, rank, TAG_FRAME)
-                for buffer in buffers:
+                for buffer in buffers:  # matched to their frames by their order
                     view = memoryview(buffer)
                     for start, stop in wire.chunks(len(view)):
                         self._post(view[start:stop], rank, TAG_DATA)
         else:
-            request = self.comm.Isend(message, rank, TAG_FRAME)
+            request = self._isend(message, rank, TAG_FRAME)
             if not request.Test():
                 self._sending.append((request, message))
-        self.bell.ring(rank)
+        ring = self._rings.get(rank)
+        if ring is not None:
+            ring()
 
     def _post(self, data: Any, rank: int, tag: int) -> None:
-        request = self.comm.Isend((data, len(data), MPI.BYTE), rank, tag)
+        request = self._isend((data, len(data), _BYTE), rank, tag)
         if not request.Test():
             self._sending.append((request, data))
 
     def poll(self) -> bool:
-        """Take one message if there is one, and move transfers on; whether anything moved."""
+        """Take one frame if there is one, and move transfers on; whether anything moved."""
         status = self._status
-        if self._matched:
-            message = self.comm.Improbe(MPI.ANY_SOURCE, TAG_FRAME, status)
-            if message is None:
-                return self.busy and self._progress()
-            data = bytearray(status.Get_count(MPI.BYTE))
-            message.Recv(data)
-            source = status.Get_source()
-        else:  # some fabrics lack matched probes; one thread probes at a time, so this is safe
-            if not self.comm.Iprobe(MPI.ANY_SOURCE, TAG_FRAME, status):
-                return self.busy and self._progress()
-            data = bytearray(status.Get_count(MPI.BYTE))
-            source = status.Get_source()
-            self.comm.Recv(data, source, TAG_FRAME)
-        frame = wire.split(data)
+        if not self._slot.Test(status):
+            if self._receiving or self._sending:
+                return self._progress()
+            return False
+        data = bytes(self._memory[: status.Get_count(_BYTE)])
+        source = status.Get_source()
+        self._slot.Start()
+        frame = split(data)
         if frame.lengths or self._held:
             self._admit(source, frame)
         else:
             self._deliver(source, frame, ())
-        if self.busy:
+        if self._receiving or self._sending:
             self._progress()
         return True
 
     def _admit(self, source: int, frame: Frame) -> None:
-        """Order frames of one source behind one whose buffers are still on their way."""
+        """Order frames of one source behind one that is not complete yet."""
         held = self._held.get(source)
-        apart = frame.kind >= CREDIT or (held is None and not frame.lengths)
-        if apart and not frame.lengths:
-            self._deliver(source, frame, ())
+        if not frame.lengths and (held is None or frame.kind >= CREDIT):
+            self._deliver(source, frame, ())  # control may pass
             return
-        arrival = _Arrival(source, frame)
-        for length in frame.lengths:
+        self._held.setdefault(source, deque()).append(_Arrival(frame))
+        self._receive(source)
+
+    def _receive(self, source: int) -> None:
+        """Post receives for what `source` sends, as far as it is known, and hand out frames."""
+        held = self._held[source]
+        for arrival in held:
+            if not arrival.posted:
+                self._fill(source, arrival)
+            if arrival.frame.kind == ANNOUNCE:
+                break  # how many buffers come next stands in the frame that is announced
+        while held and held[0].posted and not held[0].requests:
+            arrival = held.popleft()
+            if not held:
+                del self._held[source]
+            self._deliver(source, arrival.frame, arrival.buffers)
+
+    def _fill(self, source: int, arrival: _Arrival) -> None:
+        arrival.posted = True
+        for length in arrival.frame.lengths:
             memory = take(length)
             arrival.buffers.append(memory)
             view = memoryview(memory)
-            for start, stop in wire.chunks(length):
-                arrival.requests.append(
-                    self.comm.Irecv(
-                        (view[start:stop], stop - start, MPI.BYTE), source, TAG_DATA
-                    )
-                )
-        self._held.setdefault(source, deque()).append(arrival)
+            arrival.requests += [
+                self.comm.Irecv((view[start:stop], stop - start, _BYTE), source, TAG_DATA)
+                for start, stop in wire.chunks(length)
+            ]
         if arrival.requests:
-            self._receiving.append(arrival)
+            self._receiving.append((source, arrival))
 
     def _progress(self) -> bool:
         moved = False
@@ -199,21 +245,21 @@ class MpiLink:
                 moved = True
             else:
                 sending.append((request, data))
-        for arrival in list(self._receiving):
+        for entry in list(self._receiving):
+            source, arrival = entry
             arrival.requests = [r for r in arrival.requests if not r.Test()]
             if not arrival.requests:
-                self._receiving.remove(arrival)
-                self._release(arrival.source)
+                self._receiving.remove(entry)
+                self._arrived(source, arrival)
                 moved = True
         return moved
 
-    def _release(self, source: int) -> None:
-        held = self._held[source]
-        while held and not held[0].requests:
-            arrival = held.popleft()
-            if not held:
-                del self._held[source]
-            self._deliver(source, arrival.frame, arrival.buffers)
+    def _arrived(self, source: int, arrival: _Arrival) -> None:
+        if arrival.frame.kind == ANNOUNCE:
+            arrival.frame = split(arrival.buffers[0])
+            arrival.buffers = []
+            arrival.posted = False
+        self._receive(source)
 
     def drain(self, seconds: float) -> bool:
         """Finish what is being sent; whether all of it left within `seconds`."""
@@ -221,3 +267,11 @@ class MpiLink:
         while self._sending and time.monotonic() < end:
             self._progress()
         return not self._sending
+
+    def close(self) -> None:
+        """Take the posted receive back. Local; a second call does nothing."""
+        slot: MPI.Request = self._slot
+        if slot != MPI.REQUEST_NULL:
+            slot.Cancel()
+            slot.Wait()
+            slot.Free()

@@ -143,10 +143,10 @@ class World:
                 comm.Set_name(f"mpiml role {role}")
                 self.roles[role] = comm
 
-    def prepare(self, path: str | None, lines: dict[int, int], probe: bool) -> tuple[Any, bool]:
-        """Map a cache line for each rank of this host, and try matched probes.
+    def prepare(self, path: str | None, lines: dict[int, int]) -> Any:
+        """Map a cache line for each rank of this host.
 
-        Collective: one small allreduce. All ranks of a host open the same file, whoever comes
+        Collective: one barrier. All ranks of a host open the same file, whoever comes
         first makes it, and it has no name any more when this returns, so nothing is left
         behind. Each marks its own line: a rank that cannot map the file, or has another
         ``/dev/shm`` under the same host name, is not in `lines` afterwards.
@@ -157,20 +157,17 @@ class World:
             The file; None: no shared memory.
         lines
             Line of each rank of this host; those that do not share it are removed.
-        probe
-            Whether to try matched probes; some fabrics do not match them.
 
         Returns
         -------
-        memory, matched
-            The memory or None, and whether matched probes work on all ranks.
+        mmap or None
+            The memory.
         """
         comm = self.engine_comm
         memory = _map(path, 64 * len(lines)) if path is not None else None
         if memory is not None:
             _mark(memory, lines[comm.rank])
-        works = bytearray([not probe or self._probe_works()])
-        comm.Allreduce(MPI.IN_PLACE, [works, MPI.BYTE], MPI.BAND)  # and all have marked
+        comm.Barrier()  # all have marked their lines
         if memory is not None and path is not None:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
@@ -178,22 +175,7 @@ class World:
                 if not _is_marked(memory, line):
                     del lines[rank]
         self._memory = memory
-        return memory, probe and bool(works[0])
-
-    def _probe_works(self) -> bool:
-        """Send this rank a message and take it in by a matched probe. Local."""
-        comm = self.engine_comm
-        data = bytearray(5)
-        request = comm.Isend([b"probe", MPI.BYTE], comm.rank, 3)
-        for _ in range(100_000):
-            message = comm.Improbe(comm.rank, 3)
-            if message is not None:
-                message.Recv(data)
-                break
-        else:
-            comm.Recv(bytearray(5), comm.rank, 3)
-        request.Wait()
-        return data == b"probe"
+        return memory
 
     def abort(self, status: int) -> None:
         """End every process of the job with `status`; never returns."""

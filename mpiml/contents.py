@@ -1,0 +1,22 @@
+"""What a frame carries: its body and buffers, and the value they encode."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from mpiml.payload import unpack
+from mpiml.wire import FLAG_BODY_APART, Frame
+
+__all__ = ["parts", "value_in"]
+
+
+def parts(frame: Frame, buffers: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
+    """Return body and out-of-band buffers; a large body came as the first buffer."""
+    if frame.flags & FLAG_BODY_APART:
+        return buffers[0], buffers[1:]
+    return frame.body, buffers
+
+
+def value_in(frame: Frame, buffers: Sequence[Any]) -> Any:
+    """Decode the value of a reply or item: it is the receiver's own."""
+    body, rest = parts(frame, buffers) if buffers else (frame[8], buffers)
+    return unpack(frame[1], body, rest)
