@@ -65,7 +65,7 @@ class Signals:
         self._on_interrupt_again = on_interrupt_again
         self._on_quit = on_quit
         self._interrupted = False
-        self._ending = False
+        self._late = b""  # signals that came while the hooks were being removed
         self._old: dict[int, Any] = {}
         self._old_fd = -1
         self._read = self._write = -1
@@ -95,14 +95,17 @@ class Signals:
     def __exit__(self, *exc: object) -> None:
         if not self.installed:
             return
-        self._ending = True
+        os.write(self._write, b"\0")
+        self._listener.join()  # what came before has been handed on
         self._restore(self._old_fd)
-        with contextlib.suppress(OSError):
-            os.write(self._write, b"\0")
-        self._listener.join(_JOIN)
+        os.close(self._write)
+        with open(self._read, "rb") as rest:
+            late = self._late + rest.read()
+        for number in late:  # for the handlers there were before
+            if number in self._old:
+                os.kill(os.getpid(), number)
         for thread in self._calls:
             thread.join(_JOIN)
-        os.close(self._write)  # the reader closes the other end
 
     def _restore(self, wakeup: int) -> None:
         self.installed = False
@@ -126,24 +129,20 @@ class Signals:
             os.write(self._write, bytes((number,)))
 
     def _listen(self) -> None:
-        ended = False
-        while not ended:
-            for number in os.read(self._read, 512):
-                if number:
-                    self._dispatch(number)
-                ended = not number
-        os.close(self._read)
+        end = b""
+        while not end:
+            numbers, end, self._late = os.read(self._read, 512).partition(b"\0")
+            for number in numbers:
+                self._dispatch(number)
 
     def _dispatch(self, number: int) -> None:
         if number not in self._old:  # a handler of the user's, whose loop may want to know
             with contextlib.suppress(OSError):
                 os.write(self._old_fd, bytes((number,)))
-        elif self._ending:  # too late for us: let the handlers there were have it
-            os.kill(os.getpid(), number)
         elif signal.getsignal(number) != self._handle:
             pass  # the user has taken it over
         elif number == signal.SIGINT and self._interrupted:
-            self._on_interrupt_again()
+            _run(self._on_interrupt_again)
         elif number == signal.SIGQUIT:
             self._call(self._on_quit)
         else:

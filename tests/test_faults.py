@@ -196,6 +196,41 @@ def test_a_displaced_wakeup_descriptor(hooks, displaced_by):
         os.close(write)
 
 
+def test_a_wakeup_descriptor_of_somebody_else_stays(hooks):
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    before = signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(before)
+    with Signals(*hooks):
+        signal.set_wakeup_fd(write)
+    assert signal.set_wakeup_fd(before) == write
+    os.close(read)
+    os.close(write)
+
+
+def test_what_came_before_the_end_is_handed_on(hooks):
+    stop, _, _ = hooks
+    for count in range(1, 30):
+        with Signals(*hooks):
+            send(signal.SIGUSR2)
+        assert len(stop.seen) == count
+
+
+def test_what_comes_while_the_hooks_are_removed_goes_to_the_handlers_before(hooks):
+    stop, _, _ = hooks
+    mine = Calls()
+    previous = signal.signal(signal.SIGUSR2, mine)
+    try:
+        signals = Signals(*hooks)
+        with signals:
+            os.write(signals._write, bytes([0, signal.SIGUSR2]))
+            signals._listener.join(LIMIT)
+        mine.wait(1)
+    finally:
+        signal.signal(signal.SIGUSR2, previous)
+    assert stop.seen == []
+
+
 def test_signals_that_are_not_ours_go_to_the_descriptor_before(hooks):
     read, write = os.pipe()
     os.set_blocking(write, False)
@@ -373,6 +408,14 @@ def test_a_starter_that_is_dead_already(monkeypatch, starter):
     assert str(starter.pid) in text
 
 
+def test_a_number_that_another_process_has_by_now(monkeypatch, starter):
+    found = look_up(starter.pid)
+    monkeypatch.setattr(faults, "launcher_chain", lambda pid: [found._replace(start=1)])
+    deaths = Calls()
+    with LauncherWatch(deaths, Config()):
+        deaths.wait(1)
+
+
 def test_a_launcher_that_was_gone_before_we_looked(monkeypatch):
     monkeypatch.setattr(os, "getppid", lambda: 1)
     monkeypatch.setattr(faults, "launcher_chain", lambda pid: [])
@@ -425,6 +468,28 @@ def test_death_of_the_launcher_ends_the_rank(victim):
         launcher.kill()
         launcher.wait(LIMIT)
         launcher.stdout.close()
+
+
+def test_a_forked_child_does_not_end_the_watch_of_its_parent():
+    status, out, err = run_child("""
+        import os, signal, subprocess, sys
+        from mpiml.config import Config
+        from mpiml.faults import LauncherWatch
+        starter = subprocess.Popen(["sleep", "20"])
+        def dies(text):
+            print("sleep" in text, flush=True)
+            os._exit(5)
+        config = Config(launcher_pid=starter.pid, launcher_host=os.uname().nodename)
+        with LauncherWatch(dies, config) as watch:
+            child = os.fork()
+            if not child:
+                sys.exit(3)  # leaves the block, in the child
+            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+            assert watch._thread.is_alive()
+            starter.kill()
+            watch._thread.join(20)
+    """)
+    assert (status, out, err) == (5, "3\nTrue\n", "")
 
 
 # -- threads and forks ---------------------------------------------------------------------------
