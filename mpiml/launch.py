@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from mpiml import cmdline
+from mpiml.config import Config
 from mpiml.errors import MpimlError, UsageError
 from mpiml.hosting import HostedNode
 from mpiml.program import Program
@@ -108,12 +109,17 @@ def _launch_script(
     options = cmdline.parse_script(sys.argv, build.__name__)
 
     def load() -> Program:
-        return cmdline.call_build(build, options.build_args)
+        try:
+            return cmdline.call_build(build, options.build_args)
+        except cmdline.Help as wish:
+            if Config.read().rank_hint in (None, 0):  # one of many ranks speaks
+                print(wish, end="", flush=True)
+            raise SystemExit(0) from None
 
     if comm is not None:
         return _run(Job(load, options.file, comm, settings, threads))
     status = run_program(load, options._replace(threads=threads), settings=settings, box=box)
-    if status:
+    if status or not box:
         raise SystemExit(status)
     return box[0]
 

@@ -58,9 +58,14 @@ def lay_out(
     for rank, role in enumerate(attached):
         if role is not None:
             held.setdefault(program.roles[role].unit, []).append(rank)
-    if not held:
+    if not held or (hosts.size == 1 and _fits(asks, held)):
         return place(asks, hosts, threads=threads), hosts
     return _around(asks, held, facts, host_size), hosts
+
+
+def _fits(asks: Sequence[Ask], held: dict[int, list[int]]) -> bool:
+    """Tell whether one rank, which holds every node anyhow, may attach to what it does."""
+    return all(asks[unit].replicas in (None, 1) for unit in held)
 
 
 def _around(

@@ -77,6 +77,4 @@ def finish(runtime: Runtime) -> Result:
         raise MpimlError(f"nodes still ran after the grace:\n{note.text}")
     if note.reason in (FAILED, EXIT):
         raise runtime.error_of(note)
-    if runtime.error is not None and not isinstance(runtime.error, SystemExit):
-        raise runtime.error
     return Result(runtime, note.text, note.status)

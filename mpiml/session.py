@@ -80,7 +80,7 @@ def run_session(job: Job) -> Iterator[Runtime]:
             _limit(stack, runtime, job.settings.max_time)
         if job.output:
             single = runtime.nodes[0].title if len(runtime.nodes) == 1 else None
-            stack.enter_context(Output(single, job.log_dir))
+            runtime.stderr = stack.enter_context(Output(single, job.log_dir)).raw_stderr
         yield runtime
 
 
@@ -263,7 +263,7 @@ def _hook(stack: ExitStack, runtime: Runtime, survey: Survey, config: Config) ->
         runtime.fail(_node_of_thread(runtime), error)
 
     def again() -> None:
-        runtime._abort(130)
+        runtime.abort(130)
 
     def show() -> None:
         survey.show(sys.stderr.write)
