@@ -89,6 +89,14 @@ class Loop:
             raise error
         return result
 
+    def tasks(self) -> list[Any]:
+        """Return the coroutines under way, for the report of who waits for whom."""
+        if self._loop is None:
+            return []
+        import asyncio
+
+        return list(asyncio.all_tasks(self._loop))
+
     def stop(self) -> None:
         """End the loop; coroutines that are still under way are cancelled."""
         loop = self._loop

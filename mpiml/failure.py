@@ -109,7 +109,8 @@ class Failures:
         if runtime.settings.prints:
             title = runtime.nodes[0].title if runtime.nodes else runtime.name
             text = remote_text(error, title, runtime.engine.rank)
-            self._show(Note(FAILED, 1, 0, runtime.engine.rank, text))
+            if not runtime.ending.failed:  # else it is the consequence
+                self._show(Note(FAILED, 1, 0, runtime.engine.rank, text))
             self.abort(1)
 
     # -- the stop ------------------------------------------------------------------------------
@@ -145,11 +146,8 @@ class Failures:
 
     def _show(self, note: Note) -> None:
         if self._runtime.settings.prints:
-            if note.reason == FAILED:
-                sys.stderr.write(f"mpiml: a node failed, the program ends{note.text}")
-            else:
-                sys.stderr.write(note.text)
-            sys.stderr.flush()
+            head = "mpiml: a node failed, the program ends" if note.reason == FAILED else ""
+            self._runtime.say(head + note.text)
 
     def _fail_calls(self, note: Note) -> None:
         """Fail the calls that the failed node will not answer."""
@@ -207,7 +205,7 @@ class Failures:
         note = runtime.ending.note
         status = note.status if note is not None and not note.benign else 1
         if runtime.settings.on_stuck == "abort":
-            sys.stderr.write(
+            runtime.say(
                 f"mpiml: still running {seconds:.1f} s after the stop, so the program is ended:\n"
                 f"{text}\n"
             )

@@ -61,6 +61,7 @@ class Runtime:
         self.world = world
         self.settings = settings
         self.done = False
+        self.stderr: Any = None  # for what the runtime itself says; None: standard error
         self.survey: Any = None  # says who waits for whom
         self.on_report: Callable[[str, float, float, dict[str, float]], None] | None = None
         self._gpus = gpus
@@ -173,6 +174,12 @@ class Runtime:
         """Take a node's progress in; see `mpiml.progress`."""
         if self.on_report is not None:
             self.on_report(node.title, done, total or 0.0, metrics)
+
+    def say(self, text: str) -> None:
+        """Write to standard error, without a node's prefix."""
+        stream = self.stderr or sys.stderr
+        stream.write(text)
+        stream.flush()
 
     # -- failure and stop ------------------------------------------------------------------------
 

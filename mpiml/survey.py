@@ -240,5 +240,4 @@ class Survey:
                     f"mpiml: {self._runtime.name}: every node has waited for "
                     f"{self._limit:g} s or more. Who waits for whom:"
                 )
-                sys.stderr.write(self.report(answers, head))
-                sys.stderr.flush()
+                self._runtime.say(self.report(answers, head))
