@@ -13,12 +13,14 @@ import select
 import sys
 import threading
 from collections.abc import Iterable, Iterator
-from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from mpiml.errors import UsageError
 from mpiml.faults import guard_fork
 from mpiml.scope import current_scope
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["Output"]
 
@@ -66,7 +68,7 @@ class Output:
     """
 
     def __init__(
-        self, single: str | None, log_dir: Path | None = None, prefix: bool = True
+        self, single: str | None, log_dir: "Path | None" = None, prefix: bool = True
     ) -> None:
         self.active = False
         self._single = single
@@ -292,7 +294,7 @@ def _write(fd: int, data: bytes) -> None:
 class _Logs:
     """One file for each node, in a folder."""
 
-    def __init__(self, folder: Path, single: str | None) -> None:
+    def __init__(self, folder: "Path", single: str | None) -> None:
         self._folder = folder
         self._files: dict[str, int] = {}  # -1: given up
         try:
