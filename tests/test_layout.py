@@ -1,0 +1,106 @@
+"""Where nodes go around ranks that attach, and the splits that make role communicators."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import mpiml
+from mpiml.hosts import Facts
+from mpiml.layout import lay_out, split_layers
+
+FACTS = Facts("host", frozenset(range(4)))
+
+
+def program(**roles):
+    built = mpiml.Program("laid out")
+    for label, replicas in roles.items():
+        built.add_node(mpiml.PyNode(print), label=label, replicas=replicas)
+    return built
+
+
+def placed(built, attached, **more):
+    plan, _ = lay_out(built, [FACTS] * len(attached), attached, **more)
+    return plan
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_the_attached_rank_keeps_its_role_and_others_go_around(rank):
+    attached = [None] * 3
+    attached[rank] = 1
+    plan = placed(program(server=1, solver=1, worker=1), attached)
+    assert plan.ranks[1] == (rank,)
+    assert sorted(r for ranks in plan.ranks for r in ranks) == [0, 1, 2]
+
+
+def test_fill_may_attach_and_others_may_fill():
+    assert placed(program(s=1, w=mpiml.FILL), [None, 1, 1, 1]).ranks == ((0,), (1, 2, 3))
+    assert placed(program(s=1, w=mpiml.FILL), [None, 0, None]).ranks == ((1,), (0, 2))
+
+
+def test_the_rest_is_folded_onto_the_ranks_that_are_left():
+    plan = placed(program(s=1, w=4), [0, None, None])
+    assert plan.ranks[0] == (0,)
+    assert sorted(plan.ranks[1]) == [1, 1, 2, 2]
+    assert plan.notes
+
+
+@pytest.mark.parametrize(
+    ("roles", "attached", "text"),
+    [
+        ({"s": 1, "w": 2}, [1, None, None], r"expected 2 ranks to attach.* got 1 \(ranks 0\)"),
+        ({"s": 1, "w": 1}, [1, 1, None], r"expected 1 ranks to attach.* got 2 \(ranks 0, 1\)"),
+        ({"s": 1, "w": 2}, [1, 1], "ranks for s too, but all 2 attach"),
+        ({"w": 2}, [0, 0, None], "all 3 ranks to attach.* but 1 called mpiml.launch"),
+    ],
+)
+def test_too_many_and_too_few(roles, attached, text):
+    with pytest.raises(mpiml.UsageError, match=text):
+        placed(program(**roles), attached)
+
+
+def test_more_ranks_than_nodes_names_both_numbers():
+    with pytest.raises(mpiml.PlacementError, match=r"2.*\b5\b|\b5\b.*2"):
+        placed(program(a=1, b=1), [None] * 5)
+
+
+def test_a_lone_rank_may_attach_to_what_it_holds_anyhow():
+    assert placed(program(s=1, w=mpiml.FILL), [1]).ranks == ((0,), (0,))
+
+
+def test_pretend_hosts_split_the_table():
+    _, hosts = lay_out(program(w=4), [FACTS] * 4, [None] * 4, host_size=2)
+    assert [row.ranks for row in hosts.rows] == [(0, 1), (2, 3)]
+
+
+@given(
+    st.dictionaries(st.sampled_from("abcd"), st.integers(1, 4), min_size=1),
+    st.integers(1, 10),
+)
+def test_splits_make_one_communicator_for_each_role_with_a_rank_per_replica(roles, size):
+    built = program(**roles)
+    total = sum(roles.values())
+    ranks = min(size, total)
+    plan = placed(built, [None] * ranks)
+    vertices = built.expand(plan.replicas)
+    where = [plan.ranks[v.unit[0]][v.unit[1]] for v in vertices]
+    given_ = [split_layers(vertices, where, rank) for rank in range(ranks)]
+    assert len({len(splits) for splits in given_}) == 1  # all ranks take part in all splits
+    found = {}
+    for layer in zip(*given_, strict=True):
+        for rank, (role, colour, key) in enumerate(layer):
+            assert role == colour
+            if role >= 0:
+                found.setdefault(role, {})[key] = rank
+    for index, role in enumerate(built.roles):
+        owners = [where[v.id] for v in vertices if v.role == role.label]
+        if len(set(owners)) == len(owners):
+            assert found.pop(index) == dict(enumerate(owners))
+        else:
+            assert index not in found  # folded: no communicator
+    assert not found
+
+
+def test_a_program_of_disjoint_roles_takes_one_split():
+    built = program(a=1, b=2, c=3)
+    vertices = built.expand((1, 2, 3))
+    assert len(split_layers(vertices, range(6), 4)) == 1
