@@ -24,8 +24,8 @@ PLANS = {
 CLOSE = 1.3
 WAYS = ("lent", "kept", "push", "push_futures")
 
-Plan = dict[str, Any]
-Samples = dict[str, list[float]]
+_Plan = dict[str, Any]
+_Samples = dict[str, list[float]]
 
 
 class Shelf:
@@ -64,7 +64,7 @@ class Shelf:
         return self._seen
 
 
-def _drive(shelf: Any, nbytes: int, repeats: int, warm: int, turn: int) -> Samples:
+def _drive(shelf: Any, nbytes: int, repeats: int, warm: int, turn: int) -> _Samples:
     """Measure all ways, in an order that turns from round to round."""
     import numpy as np
 
@@ -74,7 +74,7 @@ def _drive(shelf: Any, nbytes: int, repeats: int, warm: int, turn: int) -> Sampl
         "push": lambda: shelf.push(mine),
         "push_futures": lambda: submit(mine).result(),
     }
-    found: Samples = {}
+    found: _Samples = {}
     for way in WAYS[turn % 4 :] + WAYS[: turn % 4]:
         found[way] = []
         for i in range(1, warm + repeats + 1):
@@ -108,13 +108,13 @@ def _program(nbytes: int, repeats: int, warm: int, turn: int) -> mpiml.Program:
     return program
 
 
-def _raw(comm: Any, nbytes: int, repeats: int, warm: int) -> Samples:
+def _raw(comm: Any, nbytes: int, repeats: int, warm: int) -> _Samples:
     """Send arrays from rank 0 to 1 on request, and from 1 to 0 with an answer."""
     import numpy as np
 
     mine, theirs = np.zeros(nbytes // 8), np.zeros(nbytes // 8)
     token = np.zeros(1, "u1")
-    found: Samples = {"raw_result": [], "raw_push": []}
+    found: _Samples = {"raw_result": [], "raw_push": []}
     other = 1 - comm.rank
     for way, took in found.items():
         for i in range(1, warm + repeats + 1):
@@ -153,7 +153,7 @@ def _memcpy(nbytes: int, repeats: int, warm: int) -> list[float]:
     return took[warm:]
 
 
-def arrays(comm: Any, plan: Plan) -> dict[str, Any]:
+def arrays(comm: Any, plan: _Plan) -> dict[str, Any]:
     """Measure results and arguments of each size, raw and ours in turn.
 
     Collective over `comm`, of two ranks.
@@ -170,7 +170,7 @@ def arrays(comm: Any, plan: Plan) -> dict[str, Any]:
     dict
         On rank 0: size -> way -> seconds.
     """
-    found: dict[str, Samples] = {size: {} for size in plan["repeats"]}
+    found: dict[str, _Samples] = {size: {} for size in plan["repeats"]}
     warm = plan["warm"]
     for turn in range(plan["rounds"]):
         for size, repeats in plan["repeats"].items():
@@ -197,7 +197,7 @@ def measure(options: Options, ranks: Ranks) -> tuple[list[Row], list[str]]:
     return rows, [f"Goals of 16 MiB: {CLOSE} x raw, and one copy more where one is needed."]
 
 
-def _rows(size: str, found: Samples) -> list[Row]:
+def _rows(size: str, found: _Samples) -> list[Row]:
     large = size == "16 MiB"
     unit = "ms" if large else "µs"
     key = size.replace(" ", "")

@@ -1,9 +1,12 @@
 """The command line of ``mpiml bench``."""
 
 import argparse
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
+from types import FrameType
 
 from mpiml.bench import peers
 from mpiml.bench.measure import Report, render, to_json
@@ -45,7 +48,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                     "Leave the launcher out; --ranks sets a number."
                 )
             return 2
-        report = bench(options)
+        with _ended_by_signals():
+            report = bench(options)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     except UsageError as error:
         print(f"mpiml bench: {error}", file=sys.stderr)
         return 2
@@ -54,6 +60,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     print(to_json(report) if options.json else render(report), flush=True)
     return 0
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Let SIGTERM end this process by an exception, so that its ranks end too."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def bench(options: Options) -> Report:

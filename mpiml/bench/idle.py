@@ -12,23 +12,23 @@ __all__ = ["Idler", "idle", "measure"]
 
 PLANS = {False: {"rounds": 5, "seconds": 5.0}, True: {"rounds": 1, "seconds": 0.5}}
 
-Plan = dict[str, Any]
-Mark = tuple[float, float]
+_Plan = dict[str, Any]
+_Mark = tuple[float, float]
 
 
 class Idler:
     """A service that nobody calls for a while."""
 
-    def mark(self) -> Mark:
+    def mark(self) -> _Mark:
         """Return processor time and clock of this process, in seconds."""
         return process_time(), perf_counter()
 
 
-def _share(first: Mark, last: Mark) -> float:
+def _share(first: _Mark, last: _Mark) -> float:
     return (last[0] - first[0]) / (last[1] - first[1])
 
 
-def _drive(idler: Any, plan: Plan) -> dict[str, float]:
+def _drive(idler: Any, plan: _Plan) -> dict[str, float]:
     """Sleep; then ask how much processor time the service has used meanwhile."""
     for _ in range(10):
         idler.mark()
@@ -41,14 +41,14 @@ def _drive(idler: Any, plan: Plan) -> dict[str, float]:
     return {"service": _share(theirs, after), "caller": _share(mine, rested), "answer": took}
 
 
-def _program(plan: Plan) -> mpiml.Program:
+def _program(plan: _Plan) -> mpiml.Program:
     program = mpiml.Program("bench idle")
     idler = program.add_node(mpiml.ServiceNode(Idler), label="idler")
     program.add_node(mpiml.PyNode(_drive, idler, plan), label="driver")
     return program
 
 
-def _raw(comm: Any, plan: Plan) -> float:
+def _raw(comm: Any, plan: _Plan) -> float:
     """Return the share of a core that rank 0 uses while it waits in a raw recv."""
     if comm.rank == 1:
         time.sleep(min(plan["seconds"], 1.0))
@@ -59,7 +59,7 @@ def _raw(comm: Any, plan: Plan) -> float:
     return _share(first, (process_time(), perf_counter()))
 
 
-def idle(comm: Any, plan: Plan) -> dict[str, Any]:
+def idle(comm: Any, plan: _Plan) -> dict[str, Any]:
     """Measure an idle service.
 
     Collective over `comm`, of two ranks.

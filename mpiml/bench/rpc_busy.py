@@ -13,7 +13,7 @@ import mpiml
 
 __all__ = ["Busy", "Work", "busy"]
 
-Plan = dict[str, Any]
+_Plan = dict[str, Any]
 
 
 class Work:
@@ -108,7 +108,7 @@ def _rate(first: tuple[float, int], last: tuple[float, int]) -> float:
     return (last[1] - first[1]) / (last[0] - first[0])
 
 
-def _drive(service: Any, plan: Plan) -> dict[str, Any]:
+def _drive(service: Any, plan: _Plan) -> dict[str, Any]:
     """Leave `run` alone for a while, then call back to back."""
     method = service.echo
     for _ in range(plan["warm"]):
@@ -130,29 +130,29 @@ def _drive(service: Any, plan: Plan) -> dict[str, Any]:
     }
 
 
-def _service(plan: Plan) -> mpiml.Program:
+def _service(plan: _Plan) -> mpiml.Program:
     program = mpiml.Program("bench busy service")
     service = program.add_node(mpiml.ServiceNode(Busy, plan["kind"]), label="service")
     program.add_node(mpiml.PyNode(_drive, service, plan), label="driver")
     return program
 
 
-def _work_for(plan: Plan) -> float:
+def _work_for(plan: _Plan) -> float:
     return Work(plan["kind"]).rate(plan["quiet_s"])
 
 
-def _sleep_for(plan: Plan) -> None:
+def _sleep_for(plan: _Plan) -> None:
     time.sleep(plan["quiet_s"])
 
 
-def _bodies(plan: Plan) -> mpiml.Program:
+def _bodies(plan: _Plan) -> mpiml.Program:
     program = mpiml.Program("bench busy body")
     program.add_node(mpiml.PyNode(_work_for, plan), label="body")
     program.add_node(mpiml.PyNode(_sleep_for, plan), label="sleeper")
     return program
 
 
-def busy(comm: Any, plan: Plan) -> dict[str, Any]:
+def busy(comm: Any, plan: _Plan) -> dict[str, Any]:
     """Measure calls to a computing service, and the speed of what it computes.
 
     Collective over `comm`, of two ranks.
@@ -189,7 +189,7 @@ def busy(comm: Any, plan: Plan) -> dict[str, Any]:
     return found
 
 
-def _alone(comm: Any, plan: Plan) -> float:
+def _alone(comm: Any, plan: _Plan) -> float:
     """Return the speed of the loop with no program running; the other rank sleeps."""
     if comm.rank == 0:
         speed = _work_for(plan)

@@ -17,7 +17,7 @@ __all__ = ["Echo", "calls"]
 ARGUMENTS = (1, 2, "a")
 BATCH = 10
 
-Plan = dict[str, Any]
+_Plan = dict[str, Any]
 
 
 class Echo:
@@ -41,7 +41,7 @@ def _batches(call: Callable[[], Any], count: int, warm: int) -> list[float]:
     return seconds
 
 
-def _drive_small(echo: Any, plan: Plan) -> list[float]:
+def _drive_small(echo: Any, plan: _Plan) -> list[float]:
     method = echo.echo
     return _batches(lambda: method(*ARGUMENTS), plan["batches"], plan["warm"])
 
@@ -61,7 +61,7 @@ def _flight(
     return rate
 
 
-def _drive_flight(echo: Any, plan: Plan) -> float:
+def _drive_flight(echo: Any, plan: _Plan) -> float:
     method = echo.futures.echo
 
     def submit() -> Any:
@@ -74,7 +74,7 @@ def _drive_flight(echo: Any, plan: Plan) -> float:
     return _flight(submit, take, plan["flights"], plan["deep"])
 
 
-def _program(body: Callable[..., Any], plan: Plan) -> mpiml.Program:
+def _program(body: Callable[..., Any], plan: _Plan) -> mpiml.Program:
     program = mpiml.Program("bench calls")
     echo = program.add_node(mpiml.ServiceNode(Echo), label="echo")
     program.add_node(mpiml.PyNode(body, echo, plan), label="driver")
@@ -86,7 +86,7 @@ def _raw_answers(comm: Any, count: int) -> None:
         comm.send(comm.recv(source=1), dest=1)
 
 
-def _raw_small(comm: Any, plan: Plan) -> list[float]:
+def _raw_small(comm: Any, plan: _Plan) -> list[float]:
     if comm.rank == 0:
         _raw_answers(comm, plan["warm"] + BATCH * plan["batches"])
         return []
@@ -98,7 +98,7 @@ def _raw_small(comm: Any, plan: Plan) -> list[float]:
     return _batches(call, plan["batches"], plan["warm"])
 
 
-def _raw_flight(comm: Any, plan: Plan) -> float:
+def _raw_flight(comm: Any, plan: _Plan) -> float:
     if comm.rank == 0:
         _raw_answers(comm, plan["warm"] + plan["flights"] + 2 * plan["deep"])
         return 0.0
@@ -113,7 +113,7 @@ def _raw_flight(comm: Any, plan: Plan) -> float:
     return _flight(submit, take, plan["flights"], plan["deep"])
 
 
-def calls(comm: Any, plan: Plan) -> dict[str, Any]:
+def calls(comm: Any, plan: _Plan) -> dict[str, Any]:
     """Measure small calls and calls in flight, raw and ours in turn.
 
     Collective over `comm`, of two ranks.

@@ -8,13 +8,13 @@ import mpiml
 
 __all__ = ["Desk", "crowd"]
 
-Plan = dict[str, Any]
+_Plan = dict[str, Any]
 
 
 class Desk:
     """A service that all clients call; says from when on they are to count."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: _Plan) -> None:
         self._warm_s = plan["warm_s"]
         self._start: float | None = None
 
@@ -45,20 +45,20 @@ def _window(call: Any, start: float, seconds: float) -> list[float]:
     return took
 
 
-def _drive(desk: Any, plan: Plan) -> list[float]:
+def _drive(desk: Any, plan: _Plan) -> list[float]:
     start = desk.start()
     method = desk.echo
     return _window(lambda: method(1, 2, "a"), start, plan["seconds"])
 
 
-def _program(clients: int, plan: Plan) -> mpiml.Program:
+def _program(clients: int, plan: _Plan) -> mpiml.Program:
     program = mpiml.Program("bench crowd")
     desk = program.add_node(mpiml.ServiceNode(Desk, plan), label="desk")
     program.add_node(mpiml.PyNode(_drive, desk, plan), label="client", replicas=clients)
     return program
 
 
-def _raw(comm: Any, plan: Plan) -> list[float]:
+def _raw(comm: Any, plan: _Plan) -> list[float]:
     """Let rank 0 answer all others with raw mpi4py."""
     from mpi4py import MPI
 
@@ -83,7 +83,7 @@ def _raw(comm: Any, plan: Plan) -> list[float]:
     return took
 
 
-def crowd(comm: Any, plan: Plan) -> dict[str, Any]:
+def crowd(comm: Any, plan: _Plan) -> dict[str, Any]:
     """Measure calls of all other ranks to rank 0, raw and ours.
 
     Collective over `comm`.

@@ -97,8 +97,10 @@ class Ranks:
             They ended with another status than 0, or not in time.
         """
         command = [str(self.launcher.path), "-n", str(n), sys.executable, *argv]
-        outcome = attempt(command, self.timeout, self.environ)
-        sweep(os.getpid())
+        try:
+            outcome = attempt(command, self.timeout, self.environ)
+        finally:  # also when this process is interrupted: mpiexec has a session of its own
+            sweep(os.getpid())
         if outcome.status != 0:
             how = "no end in time" if outcome.status is None else f"status {outcome.status}"
             raise BenchError(

@@ -5,13 +5,16 @@ No figure is judged here: that all rows are there, are numbers, and belong toget
 
 import json
 import math
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
 from mpiml.bench import peers
 from mpiml.bench.command import NAMES, main, parse
+from mpiml.starter import members
 
 BUSY = ("", "_mean", "_p99", "_called", "_quiet", "_body")
 WAYS = ("memcpy", "raw_result", "lent", "kept", "raw_push", "push", "push_futures")
@@ -144,6 +147,38 @@ def test_ranks_do_not_start_ranks(monkeypatch, capsys):
     monkeypatch.setenv("PMI_SIZE", "2")
     assert main(["idle"]) == 2
     assert "a launcher started this process" in capsys.readouterr().err
+
+
+def test_the_process_that_measures_loads_no_mpi():
+    """Else the mpiexec that it starts would fail silently."""
+    names = [*NAMES, "command", "measure", "peers", "spawn"]
+    code = "".join(f"import mpiml.bench.{name}\n" for name in names)
+    code += "import sys; sys.exit('mpi4py.MPI' in sys.modules)"
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == 0, ended.stderr or "mpi4py.MPI was imported"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_ranks_too(number, mpi_launcher):
+    bench = subprocess.Popen(
+        [sys.executable, "-m", "mpiml.bench", "idle"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        limit = time.monotonic() + 60
+        while sum(members(bench.pid).values()) < 2 and time.monotonic() < limit:
+            assert bench.poll() is None, bench.communicate()[1]
+        bench.send_signal(number)
+        out, err = bench.communicate(timeout=60)
+    finally:
+        bench.kill()
+    assert (bench.returncode, out, err) == (128 + number, "", "")
+    assert members(bench.pid) == {}
 
 
 def test_help_says_what_there_is(capsys):

@@ -16,6 +16,7 @@ from mpiml.bench.measure import Row, sampled
 from mpiml.bench.spawn import Options
 from mpiml.config import inner_environ
 from mpiml.doctor.check import attempt
+from mpiml.starter import sweep
 
 __all__ = ["MARK", "PEERS", "Peer", "measure"]
 
@@ -42,8 +43,8 @@ class Peer(NamedTuple):
     pip
         What installs it.
     before
-        What stands between Python and the script on the command line; ``{bin}`` is the folder
-        of the Python. The first word replaces the Python where it holds ``{bin}``.
+        What stands between Python and the script on the command line; it replaces the Python
+        where it begins with a path. ``{bin}`` is the folder of the Python.
     """
 
     title: str
@@ -62,7 +63,9 @@ PEERS = {
         ("-m", "charmrun.start", "+p2", "++local"),
     ),
     "dragon": Peer(
-        "Dragon, two queues", "dragon", "dragon_queue.py", "dragonhpc", ("{bin}/dragon", "-s")
+        "Dragon, two queues", "dragon", "dragon_queue.py", "dragonhpc",
+        # through a shell, since it hangs as the first process of a session
+        ("/bin/sh", "-c", '"$0" -s "$1"; exit $?', "{bin}/dragon"),
     ),
     "monarch": Peer("Monarch actor", "monarch", "monarch_actor.py", "torchmonarch"),
 }  # fmt: skip
@@ -124,9 +127,13 @@ def _run(peer: Peer, python: str, options: Options) -> dict[str, Any] | str:
     environ["PATH"] = os.pathsep.join([folder, environ.get("PATH", "")])
     environ["BENCH_PLAN"] = json.dumps(PLANS[options.quick] | {"what": options.name})
     environ.setdefault("OMP_NUM_THREADS", "1")
+    environ["MPIML_LAUNCHER_PID"] = str(os.getpid())  # by which `sweep` finds its daemons
     words = [word.replace("{bin}", folder) for word in peer.before]
-    start = [] if words and words[0] != peer.before[0] else [python]
-    outcome = attempt([*start, *words, str(HERE / peer.script)], LIMIT_S, environ, 15.0)
+    start = [] if words and words[0].startswith("/") else [python]
+    try:
+        outcome = attempt([*start, *words, str(HERE / peer.script)], LIMIT_S, environ, 15.0)
+    finally:
+        sweep(os.getpid())
     for line in outcome.stdout.splitlines():
         _, mark, text = line.partition(MARK)
         if mark:

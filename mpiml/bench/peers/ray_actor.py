@@ -41,16 +41,16 @@ def main() -> None:
     actor = ray.remote(Echo).remote()
     found: dict[str, Any] = {"version": ray.__version__}
     if plan["what"] == "rpc":
-        found["small"] = small(actor, plan)
-        found["flight"] = [flight(actor, plan) for _ in range(5)]
+        found["small"] = _small(actor, plan)
+        found["flight"] = [_flight(actor, plan) for _ in range(5)]
     else:
-        found["small_array"] = array(actor, 1 << 10, plan)
-        found["array"] = array(actor, 16 << 20, plan)
+        found["small_array"] = _array(actor, 1 << 10, plan)
+        found["array"] = _array(actor, 16 << 20, plan)
     print("BENCH RESULT " + json.dumps(found), flush=True)
     ray.shutdown()
 
 
-def small(actor: Any, plan: dict[str, Any]) -> list[float]:
+def _small(actor: Any, plan: dict[str, Any]) -> list[float]:
     """Return seconds of calls one after the other."""
     took = []
     for _ in range(plan["warm"] + plan["calls"]):
@@ -60,7 +60,7 @@ def small(actor: Any, plan: dict[str, Any]) -> list[float]:
     return took[plan["warm"] :]
 
 
-def flight(actor: Any, plan: dict[str, Any]) -> float:
+def _flight(actor: Any, plan: dict[str, Any]) -> float:
     """Return calls per second with many in flight."""
     flying = deque(actor.echo.remote(1, 2, "a") for _ in range(plan["deep"]))
     began = perf_counter()
@@ -72,7 +72,7 @@ def flight(actor: Any, plan: dict[str, Any]) -> float:
     return float(rate)
 
 
-def array(actor: Any, nbytes: int, plan: dict[str, Any]) -> list[float]:
+def _array(actor: Any, nbytes: int, plan: dict[str, Any]) -> list[float]:
     """Return seconds of calls that return an array."""
     took = []
     for i in range(3 + plan["repeats"]):
