@@ -1,12 +1,13 @@
 """`launch` and `attach` on ranks. Every test holds for any number of ranks from its minimum."""
 
+import os
 import textwrap
 import threading
 
 import pytest
 
 import mpiml
-from tests.mpi import mpiexec
+from tests.mpi import environment, mpiexec
 
 
 class Counter:
@@ -330,7 +331,7 @@ def test_what_the_context_says_of_the_place():
         return c.role, c.index, c.replicas, c.host, c.local_rank, c.local_size
 
     result = mpiml.launch(filled(body), comm)
-    names = comm.gather(__import__("os").uname().nodename)
+    names = comm.gather(os.uname().nodename)
     if comm.rank == 0:
         for i, value in enumerate(result["node"]):
             assert value[:3] == ("node", i, comm.size)
@@ -485,7 +486,7 @@ def build() -> mpiml.Program:
 def run(tmp_path, top="", body="pass", n=3, **env):
     file = tmp_path / "whole.py"
     file.write_text(textwrap.dedent(PROGRAM).format(top=top, body=body))
-    return mpiexec(n, "-m", "mpiml.run", file, env=env or None, timeout=60)
+    return mpiexec(n, "-m", "mpiml.run", file, env=environment(**env), timeout=60)
 
 
 RANK = 'int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or 0)'
