@@ -24,10 +24,10 @@ class Peer:
         The window: messages, and bytes, that may be under way.
     """
 
-    __slots__ = ("_blocked", "_bytes", "_free", "_lock", "_owed", "_sizes", "_window")
+    __slots__ = ("_blocked", "_bytes", "_free", "_half", "_lock", "_owed", "_sizes")
 
     def __init__(self, messages: int, size: int) -> None:
-        self._window = messages
+        self._half = max(1, messages // 2)
         self._free = messages
         self._bytes = size
         self._sizes: deque[int] = deque()
@@ -49,32 +49,34 @@ class Peer:
 
     def restore(self, messages: int) -> Sequence[Wait]:
         """Give credit back, oldest messages first; return the waits that may try again."""
+        sizes = self._sizes
         with self._lock:
-            sizes = self._sizes
-            for _ in range(messages):
-                if not sizes:
-                    break
+            while messages and sizes:
+                messages -= 1
                 self._free += 1
                 self._bytes += sizes.popleft()
-            if not self._blocked:
-                return ()
-            blocked, self._blocked = self._blocked, []
-            return blocked
+            if self._blocked:
+                blocked, self._blocked = self._blocked, []
+                return blocked
+        return ()
 
     def owe(self) -> int:
         """Note a message taken in; return the debt once it reaches half the window, else 0."""
-        self._owed.append(None)
-        return self.settle() if len(self._owed) * 2 >= self._window else 0
+        owed = self._owed
+        owed.append(None)
+        return self.settle() if len(owed) >= self._half else 0
 
     def settle(self) -> int:
         """Return the whole debt and forget it: it travels on a reply."""
+        owed = self._owed
         count = 0
-        try:
-            while True:
-                self._owed.popleft()
-                count += 1
-        except IndexError:
-            return count
+        while owed:
+            try:
+                owed.popleft()
+            except IndexError:  # another thread was first
+                break
+            count += 1
+        return count
 
     @property
     def under_way(self) -> int:

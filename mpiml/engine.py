@@ -175,17 +175,16 @@ class Engine(Driver):
             ticket = peer.take(size)
         return True
 
-    def consumed(self, rank: int) -> int:
-        """Note that a request of `rank` has started; return the credit to hand back now."""
-        peer = self.peer(rank)
+    def consumed(self, rank: int) -> None:
+        """Note that a request of `rank` has started, and hand credit back when it is time."""
+        peer = self._peers.get(rank) or self.peer(rank)
         if rank == self.rank:
             for ticket in peer.restore(1):
                 self.fulfil(ticket)
-            return 0
+            return
         due = peer.owe()
         if due:
             self.transmit(rank, CREDIT, self.rank, 0, aux=due)
-        return due
 
     def owed(self, rank: int) -> int:
         """Return the credit that a reply to `rank` carries back, and settle it."""

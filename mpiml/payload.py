@@ -135,6 +135,8 @@ def pack(value: Any, mode: int = SNAPSHOT, what: str = "the argument") -> Packed
             return _new(Packed, (ENC_PICKLE, dumps(value, 5), []))
     if kind in _ATOMS or (kind is bytes and len(value) < LARGE):
         return _new(Packed, (ENC_PICKLE, dumps(value, 5), []))
+    if kind is tuple and len(value) <= _FEW and _ATOMS.issuperset(map(type, value)):
+        return _new(Packed, (ENC_PICKLE, dumps(value, 5), []))
     packed = _flat_one(value) if kind in _WITH_CODE else _simple(value, kind)
     if packed is not None:
         return packed

@@ -106,14 +106,24 @@ class Server:
             self.engine.consumed(rank)
             self.refuse(request)
             return
-        if frame.flags & FLAG_STREAM:
-            self.streams[rank, frame.id] = None  # known before its first turn
-        wrapper = self.wrappers.get(frame.name)
         task: Task | None = request
-        if wrapper is not None and not frame.flags & FLAG_STREAM:
-            task = wrapper(request, self)
-        if task is not None:
-            self.enqueue(task)
+        if frame[2] & FLAG_STREAM:
+            self.streams[rank, frame.id] = None  # known before its first turn
+        elif self.wrappers and frame.name in self.wrappers:
+            task = self.wrappers[frame.name](request, self)
+            if task is None:
+                return
+        with self.lock:
+            if self._idle and self._running < self.concurrency and not (
+                self._queue or self.resuming
+            ):  # the most frequent case of _kick
+                self._running += 1
+                ticket = self._idle.pop()
+                ticket.task = task
+                self.engine.fulfil(ticket)
+            else:
+                self._queue.append(task)
+                self._kick()
 
     def enqueue(self, task: Task) -> None:
         """Put a task at the end of the queue and give it a turn if there is one."""
@@ -169,24 +179,34 @@ class Server:
         ticket = _Ticket(self.owner.title)
         try:
             while True:
-                if task is None:
-                    task = self._next(ticket, until)
-                    if task is None:
-                        return
-                try:
-                    task.run(self, scope)
-                except BaseException as error:  # sys.exit, or a fault of ours
-                    self.owner.fail(error)
-                task = None
+                if task is not None:
+                    try:
+                        task.run(self, scope)
+                    except BaseException as error:  # sys.exit, or a fault of ours
+                        self.owner.fail(error)
+                ticket.ready = False
                 with self.lock:
                     if scope.waits:  # a thread or task that the method has left behind
                         scope = self._renew(scope)
-                    if self._queue and not self.resuming and self._running <= self.concurrency:
+                    if task is not None:
+                        self._running -= 1
+                    if self._stopping or (until is not None and until.ready):
+                        self._kick()
+                        return
+                    ticket.task = task = None
+                    if self.open and self._queue and not self.resuming and (
+                        self._running < self.concurrency
+                    ):
+                        self._running += 1
                         task = self._queue.popleft()
                     else:
-                        self._running -= 1
-                        if self.resuming or self._queue:
+                        self._idle.append(ticket)
+                        if self._queue or self.resuming:
                             self._kick()
+                if task is None:
+                    task = self._rest(ticket)
+                    if task is None:
+                        return
         finally:
             leave(token)
 
@@ -198,14 +218,8 @@ class Server:
         enter(scope)
         return scope
 
-    def _next(self, ticket: "_Ticket", until: Wait | None) -> Task | None:
-        ticket.ready = False
-        ticket.task = None
-        with self.lock:
-            if self._stopping or (until is not None and until.ready):
-                return None
-            self._idle.append(ticket)
-            self._kick()
+    def _rest(self, ticket: "_Ticket") -> Task | None:
+        """Wait for a task; None where this thread is to look at its end."""
         rest = self.engine.pause_us
         if rest and not ticket.ready:
             time.sleep(rest * 1e-6)

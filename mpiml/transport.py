@@ -185,10 +185,9 @@ class MpiLink:
             if self._receiving or self._sending:
                 return self._progress()
             return False
-        data = bytes(self._memory[: status.Get_count(_BYTE)])
+        frame = split(self._memory, status.Get_count(_BYTE))
         source = status.Get_source()
         self._slot.Start()
-        frame = split(data)
         if frame.lengths or self._held:
             self._admit(source, frame)
         else:

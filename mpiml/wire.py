@@ -26,6 +26,7 @@ import struct
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from mpiml import _native
 from mpiml.errors import MpimlError
 
 __all__ = [
@@ -86,9 +87,7 @@ FLAG_STREAM = 2  # answer item by item
 FLAG_BODY_APART = 4  # the body is the first out-of-band buffer: too large to concatenate
 
 _LENGTH = struct.Struct("<Q")
-_COPIED = 4096  # below, copying a body is cheaper than a view of it
-_unpack = HEADER.unpack_from
-_pack = HEADER.pack
+_split = _native.split_frame
 
 
 class FrameError(MpimlError):
@@ -137,32 +136,29 @@ def join(
     return b"".join((header, name, body))
 
 
-def split(message: bytes | bytearray | memoryview) -> Frame:
-    """Take a message apart. A large body is a view of `message`, not a copy.
+def split(message: bytes | bytearray | memoryview, size: int | None = None) -> Frame:
+    """Take apart the first `size` bytes of `message`; all of them by default.
 
     Raises
     ------
     FrameError
         If the version is another one, or the lengths do not add up.
     """
-    size = len(message)
-    if size < 40:
-        raise FrameError(f"wire: expected a frame of at least 40 bytes, got {size}")
-    version, kind, encoding, flags, source, target, count, id, body, name, aux = _unpack(
-        message
-    )
-    start = 40 + name
-    end = start + body
-    if version != WIRE_VERSION or end + 8 * count != size:
-        raise FrameError(
-            f"wire: expected a frame of version {WIRE_VERSION} and {end + 8 * count} bytes, got "
-            f"version {version} and {size} bytes. All ranks must run the same mpiml."
-        )
-    lengths = struct.unpack_from(f"<{count}Q", message, end) if count else ()
-    label = bytes(message[40:start]) if name else b""
-    content = message[start:end] if body < _COPIED else memoryview(message)[start:end]
-    return _new(
-        Frame, (kind, encoding, flags, source, target, id, aux, label, content, lengths)
+    if size is None:
+        size = len(message)
+    fields = _split(message, size)
+    if fields is None:
+        raise _wrong(message, size)
+    return _new(Frame, fields)
+
+
+def _wrong(message: bytes | bytearray | memoryview, size: int) -> FrameError:
+    if size < HEADER.size or size > len(message):
+        return FrameError(f"wire: expected a frame of {HEADER.size} bytes or more, got {size}")
+    version, *_, count, _, body, name, _ = HEADER.unpack_from(message)
+    return FrameError(
+        f"wire: expected a frame of version {WIRE_VERSION} and {40 + name + body + 8 * count} "
+        f"bytes, got version {version} and {size} bytes. All ranks must run the same mpiml."
     )
 
 

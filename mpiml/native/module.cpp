@@ -5,6 +5,7 @@ namespace nb = nanobind;
 void bind_doorbell(nb::module_ &m);
 void bind_pool(nb::module_ &m);
 void bind_memory(nb::module_ &m);
+void bind_wire(nb::module_ &m);
 
 NB_MODULE(_native, m) {
     m.doc() = "Doorbells, recycled memory and copies over plain buffers. Nothing here calls MPI.";
@@ -14,4 +15,5 @@ NB_MODULE(_native, m) {
     bind_doorbell(m);
     bind_pool(m);
     bind_memory(m);
+    bind_wire(m);
 }
