@@ -1,0 +1,119 @@
+"""Communicators of a program and the memory its ranks share."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from mpiml.layout import split_layers
+from tests.mpi import child, environment
+
+
+def world():
+    from mpi4py import MPI
+
+    from mpiml.world import World
+
+    return MPI.COMM_WORLD, World(MPI.COMM_WORLD)
+
+
+@pytest.mark.mpi(min_size=1)
+def test_communicators_are_duplicates_and_freed():
+    from mpi4py import MPI
+
+    comm, made = world()
+    for own in (made.engine_comm, made.user_comm):
+        assert MPI.Comm.Compare(own, comm) == MPI.CONGRUENT
+    made.close()
+    made.close()
+    assert made.engine_comm == MPI.COMM_NULL
+    assert comm.allreduce(1) == comm.size
+
+
+@pytest.mark.mpi(min_size=2)
+def test_roles_get_their_own_communicators_in_one_split():
+    comm, made = world()
+    made.split_roles([(comm.rank % 2, comm.rank % 2, -comm.rank)])
+    role = made.roles[comm.rank % 2]
+    assert role.allgather(comm.rank) == sorted(range(comm.rank % 2, comm.size, 2), reverse=True)
+    made.close()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_rank_outside_of_all_roles_takes_part_in_the_split():
+    comm, made = world()
+    made.split_roles([(0, 0, 0) if comm.rank else (-1, -1, 0)])
+    assert bool(made.roles) == (comm.rank > 0)
+    made.close()
+
+
+def shared(made, comm, groups):
+    """Prepare memory for pretended hosts of ranks; return it with the lines that are left."""
+    mine = groups[comm.rank]
+    lines = {rank: i for i, rank in enumerate(r for r in range(comm.size) if groups[r] == mine)}
+    token = comm.bcast(os.urandom(8).hex())
+    path = f"/dev/shm/mpiml-{token}-{mine}"
+    return made.prepare(path, lines), lines, path
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_ranks_of_a_host_share_a_line_each_and_leave_no_file(hosts):
+    comm, made = world()
+    groups = [rank % hosts for rank in range(comm.size)]
+    memory, lines, path = shared(made, comm, groups)
+    assert memory is not None
+    assert sorted(lines) == [r for r in range(comm.size) if groups[r] == groups[comm.rank]]
+    memory[64 * lines[comm.rank]] = comm.rank + 1
+    comm.barrier()
+    assert all(memory[64 * line] == rank + 1 for rank, line in lines.items())
+    assert not Path(path).exists()
+    made.close()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_rank_that_cannot_map_the_memory_is_left_out_by_the_others():
+    comm, made = world()
+    lines = {rank: rank for rank in range(comm.size)}
+    token = comm.bcast(os.urandom(8).hex())
+    path = f"/dev/shm/mpiml-{token}" if comm.rank else "/nowhere/at/all"
+    memory = made.prepare(path, lines)
+    if comm.rank == 0:
+        assert memory is None
+    else:
+        assert 0 not in lines
+        assert comm.rank in lines
+    comm.barrier()
+    assert not Path(f"/dev/shm/mpiml-{token}").exists()
+    made.close()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_exchanges_give_every_rank_all_bytes():
+    from mpiml.world import exchange_record, exchange_text
+
+    comm, made = world()
+    assert exchange_record(comm, bytes([comm.rank, 7])) == [
+        bytes([r, 7]) for r in range(comm.size)
+    ]
+    texts = [b"x" * (1000 * rank) for rank in range(comm.size)]
+    assert exchange_text(comm, texts[comm.rank]) == texts
+    made.close()
+
+
+def test_mpi_below_thread_multiple_is_refused(mpi_launcher):
+    code = (
+        "import mpi4py; mpi4py.rc.thread_level = 'funneled'\n"
+        "from mpi4py import MPI; import mpiml\n"
+        "p = mpiml.Program('x'); p.add_node(mpiml.PyNode(print), label='n')\n"
+        "try: mpiml.launch(p, MPI.COMM_SELF)\n"
+        "except mpiml.UsageError as error: print(error)\n"
+    )
+    ended = child(sys.executable, "-c", code, env=environment())
+    granted_more = ended.stdout == "\n"  # some libraries grant more than was asked for
+    assert granted_more or "MPI_THREAD_FUNNELED" in ended.stdout, ended
+
+
+def test_layers_are_what_split_roles_takes():
+    assert split_layers([], [], 0) == []
