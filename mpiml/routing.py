@@ -132,5 +132,4 @@ class Router:
 def close_streams(server: Server) -> None:
     """Close the generators of streams whose callers have not left them. Local."""
     for run in list(server.streams.values()):
-        run.closing = True
-        run.advance(server)
+        run.grant(server, 0)
