@@ -1,5 +1,6 @@
 """What a node knows about itself: role, index, communicators, seeds, the stop."""
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -134,7 +135,8 @@ class Context:
     def bind(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return `function` made to belong to this node in whatever thread it runs.
 
-        An exception that leaves it ends the program, as one in the body does, and is raised.
+        An exception that ends the thread ends the program, as one in the body does, where
+        mpiml listens to threads: under ``mpiml.run``, and in a `launch` without ``comm``.
         """
         node = self._node
         scope = current_scope(required=False)
@@ -145,6 +147,10 @@ class Context:
             token = enter(scope)
             try:
                 return function(*args, **kwargs)
+            except BaseException as error:
+                with contextlib.suppress(AttributeError):
+                    error.mpiml_vertex = node.vertex  # type: ignore[attr-defined]
+                raise
             finally:
                 leave(token)
 

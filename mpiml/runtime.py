@@ -16,6 +16,7 @@ from mpiml.futures import Wait
 from mpiml.graph import Vertex
 from mpiml.hosting import HostedNode, has_body
 from mpiml.nodes import ServiceNode, served_methods
+from mpiml.progress import Report
 from mpiml.references import Handle
 from mpiml.routing import Router, close_streams
 from mpiml.scope import Scope, enter, leave, owners
@@ -63,7 +64,8 @@ class Runtime:
         self.done = False
         self.stderr: Any = None  # for what the runtime itself says; None: standard error
         self.survey: Any = None  # says who waits for whom
-        self.on_report: Callable[[str, float, float, dict[str, float]], None] | None = None
+        self.on_report: Callable[[HostedNode, Report], None] | None = None
+        self.on_left: Callable[[HostedNode], None] | None = None
         self._gpus = gpus
         self._threads: list[threading.Thread] = []
         self._index = {(v.role_index, v.index): v.id for v in vertices}
@@ -173,7 +175,7 @@ class Runtime:
     ) -> None:
         """Take a node's progress in; see `mpiml.progress`."""
         if self.on_report is not None:
-            self.on_report(node.title, done, total or 0.0, metrics)
+            self.on_report(node, Report(done, total or 0.0, metrics))
 
     def say(self, text: str) -> None:
         """Write to standard error, without a node's prefix."""
@@ -211,6 +213,8 @@ class Runtime:
 
     def body_left(self, node: HostedNode) -> None:
         """Note that a body has returned."""
+        if self.on_left is not None:
+            self.on_left(node)  # before the result, which the end waits for
         self.router.send_result(node.vertex, node.title, node.value)
         if not node.spec.daemon:
             self.ending.body(-1)

@@ -16,6 +16,7 @@ from mpiml.hosting import HostedNode
 from mpiml.layout import lay_out, split_layers
 from mpiml.output import Output
 from mpiml.program import Program
+from mpiml.reporting import reporting
 from mpiml.runtime import Runtime, Settings
 from mpiml.survey import Survey
 
@@ -81,6 +82,7 @@ def run_session(job: Job) -> Iterator[Runtime]:
         if job.output:
             single = runtime.nodes[0].title if len(runtime.nodes) == 1 else None
             runtime.stderr = stack.enter_context(Output(single, job.log_dir)).raw_stderr
+        stack.enter_context(reporting(runtime))
         yield runtime
 
 
@@ -260,7 +262,7 @@ def _hook(stack: ExitStack, runtime: Runtime, survey: Survey, config: Config) ->
         runtime.request(SIGNALLED, 130 if name == "SIGINT" else 143, name)
 
     def on_error(error: BaseException, thread: Any) -> None:
-        runtime.fail(_node_of_thread(runtime), error)
+        runtime.fail(_node_of_thread(runtime, error), error)
 
     def again() -> None:
         runtime.abort(130)
@@ -286,6 +288,10 @@ def _limit(stack: ExitStack, runtime: Runtime, seconds: float) -> None:
     stack.callback(timer.cancel)
 
 
-def _node_of_thread(runtime: Runtime) -> HostedNode:
+def _node_of_thread(runtime: Runtime, error: BaseException) -> HostedNode:
+    vertex = getattr(error, "mpiml_vertex", None)  # noted by context().bind
+    for node in runtime.nodes:
+        if node.vertex == vertex:
+            return node
     current = scope.current_scope(required=False)
     return runtime.nodes[0] if current is None else current.owner

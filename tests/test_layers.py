@@ -43,7 +43,7 @@ FLOORS = {
         ["mpiml.roles"],
     ],
     "world": [["mpiml.world"]],
-    "faults": [["mpiml.faults"]],
+    "faults": [["mpiml.ancestors", "mpiml.progress"], ["mpiml.faults"], ["mpiml.output"]],
     "engine": [["mpiml.credit", "mpiml.driver", "mpiml.transport"], ["mpiml.engine"]],
     "collectives": [["mpiml.collectives"]],
     "rpc": [
@@ -60,7 +60,7 @@ FLOORS = {
         ["mpiml.ending", "mpiml.hosting", "mpiml.routing", "mpiml.survey"],
         ["mpiml.context", "mpiml.failure"],
         ["mpiml.runtime"],
-        ["mpiml.handshake", "mpiml.layout", "mpiml.linking", "mpiml.result"],
+        ["mpiml.handshake", "mpiml.layout", "mpiml.linking", "mpiml.reporting", "mpiml.result"],
         ["mpiml.session"],
         ["mpiml.launch", "mpiml.testing"],
     ],
