@@ -9,8 +9,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, overload
 
+from mpiml._native import join_plain
 from mpiml.contents import value_in
-from mpiml.engine import APART, Engine
+from mpiml.engine import Engine
 from mpiml.errors import (
     DeadlineError,
     ServiceGoneError,
@@ -156,26 +157,23 @@ class Target:
     def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a method on another rank and wait: the most frequent case, kept short."""
         scope = self.calling_scope()
-        packed = pack_call(args, kwargs, BORROW)
-        encoding, body, buffers = packed
         engine = self.engine
         reply = Reply(self, name)
-        if buffers or len(body) > APART:
-            self.send(name.encode(), packed, reply, scope, 0)
+        reply.id = id = engine.new_id()
+        flags = FLAG_NESTED if scope is not None and scope.nested else 0
+        message = None
+        if args and not kwargs:
+            key = name.encode()
+            message = join_plain(REQUEST, flags, self.source, self.vertex, id, 0, key, args)
+        if message is None:
+            self.send(name.encode(), pack_call(args, kwargs, BORROW), reply, scope, 0)
         else:
-            flags = 0
-            if scope is not None and scope.nested:
-                flags = FLAG_NESTED
-            else:
-                ticket = self.peer.take(len(body))
+            if not flags:
+                ticket = self.peer.take(len(message))
                 if ticket is not None:
-                    engine.acquire(self.peer, ticket, len(body), scope)
-            reply.id = id = engine.new_id()
+                    engine.acquire(self.peer, ticket, len(message), scope)
             engine.pending[id] = reply
-            engine.post(
-                self.rank, REQUEST, encoding, flags, self.source, self.vertex, id, 0,
-                name.encode(), body,
-            )  # fmt: skip
+            engine.post(self.rank, message)
         if not reply.ready:
             engine.wait(reply, None, scope)
         return reply.value()

@@ -138,27 +138,10 @@ class Engine(Driver):
         )  # fmt: skip
         self.link.send(rank, message, buffers)
 
-    def post(
-        self,
-        rank: int,
-        kind: int,
-        encoding: int,
-        flags: int,
-        source: int,
-        target: int,
-        id: int,
-        aux: int,
-        name: bytes,
-        body: bytes,
-    ) -> None:
-        """Send one small frame to another rank: `transmit` for the most frequent case."""
+    def post(self, rank: int, message: bytes) -> None:
+        """Send a small frame that has been built to another rank."""
         self._sent()
-        self.link.send(
-            rank,
-            _pack(1, kind, encoding, flags, source, target, 0, id, len(body), len(name), aux)
-            + name
-            + body,
-        )
+        self.link.send(rank, message)
 
     def acquire(
         self,

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from mpiml._native import join_plain
 from mpiml.contents import parts
 from mpiml.engine import APART, Engine
 from mpiml.errors import ServiceGoneError, UnknownMethodError
@@ -303,14 +304,17 @@ class Server:
         if rank == engine.rank:
             self.send(request, REPLY, own(pack(result, BORROW, "the result")))
             return
-        packed = pack(result, RESULT, "the result")
-        encoding, body, buffers = packed
-        if buffers or len(body) > APART:
-            self.send(request, REPLY, packed)
-            return
         frame = request.frame
         owed = engine.owed(rank)
-        engine.post(rank, REPLY, encoding, 0, frame[4], frame[3], frame[5], owed, b"", body)
+        message = join_plain(REPLY, 0, frame[4], frame[3], frame[5], owed, b"", result)
+        if message is not None and len(message) < APART:
+            engine.post(rank, message)
+            return
+        packed = pack(result, RESULT, "the result")
+        engine.transmit(
+            rank, REPLY, frame.target, frame.source, frame.id, owed,
+            encoding=packed.encoding, body=packed.body, buffers=packed.buffers,
+        )  # fmt: skip
 
     def answer_error(self, request: Request, error: BaseException) -> None:
         """Send an exception with its traceback as text."""
