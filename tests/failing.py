@@ -198,7 +198,9 @@ WAYS = {
 }
 
 
-def build(way: str = "raise", other: str = "call", others: int = 1, first: bool = False) -> mpiml.Program:
+def build(
+    way: str = "raise", other: str = "call", others: int = 1, first: bool = False
+) -> mpiml.Program:
     """One node that fails in a way, a service, and others that wait for it."""
     program = mpiml.Program("failing")
     service = mpiml.ServiceNode(Service)
@@ -262,9 +264,7 @@ def caller_copes(service, log):
     try:
         service.fail()
     except ValueError as error:
-        assert "only for the caller" in str(error), error
-        assert "[service/0, rank" in str(error.__cause__), error.__cause__
-    print("coped")
+        print(f"coped with {error} from {error.__cause__}")
 
 
 def build_copes() -> mpiml.Program:
