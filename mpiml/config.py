@@ -49,12 +49,6 @@ def _switch(text: str) -> bool:
     return _SWITCH[text.lower()]
 
 
-def _probe(text: str) -> str:
-    if text not in ("auto", "on", "off"):
-        raise ValueError
-    return text
-
-
 def _text(text: str) -> str:
     if not text:
         raise ValueError
@@ -66,8 +60,6 @@ VARIABLES: dict[str, tuple[str, Callable[[str], object], str]] = {
     "MPIML_HOST_SIZE": ("host_size", _number(1), "a whole number of at least 1"),
     "MPIML_LAUNCHER_HOST": ("launcher_host", _text, "a host name"),
     "MPIML_LAUNCHER_PID": ("launcher_pid", _number(1), "a process id"),
-    "MPIML_MATCHED_PROBE": ("matched_probe", _probe, "auto, on or off"),
-    "MPIML_NO_CMA": ("no_cma", _switch, "on or off"),
     "MPIML_SPIN_US": ("spin_us", _number(0), "a whole number of microseconds, 0 or more"),
     "MPIML_WINDOW_BYTES": ("window_bytes", _size, "a number of bytes such as 16777216 or 16M"),
     "MPIML_WINDOW_MESSAGES": ("window_messages", _number(1), "a whole number of at least 1"),
@@ -96,7 +88,7 @@ class Config(NamedTuple):
         ``CUDA_VISIBLE_DEVICES`` as it stands; whether ``OMP_NUM_THREADS`` is set.
     launcher_pid, launcher_host
         The process that mpiml's own starter says to watch, and the host where it runs.
-    spin_us, window_messages, window_bytes, matched_probe, doorbell, no_cma
+    spin_us, window_messages, window_bytes, doorbell
         Tunables of the engine, each overridden by the variable of its name in `VARIABLES`.
     host_size
         For tests: pretend that a host has so many ranks.
@@ -118,9 +110,7 @@ class Config(NamedTuple):
     spin_us: int = 50
     window_messages: int = 128
     window_bytes: int = 16 << 20
-    matched_probe: str = "auto"
     doorbell: bool = True
-    no_cma: bool = False
     host_size: int | None = None
 
     @classmethod

@@ -127,9 +127,7 @@ def test_every_override():
             "MPIML_SPIN_US": "0",
             "MPIML_WINDOW_MESSAGES": "3",
             "MPIML_WINDOW_BYTES": "4M",
-            "MPIML_MATCHED_PROBE": "off",
             "MPIML_DOORBELL": "off",
-            "MPIML_NO_CMA": "1",
             "MPIML_HOST_SIZE": "2",
             "MPIML_LAUNCHER_PID": "77",
             "MPIML_LAUNCHER_HOST": "n1",
@@ -142,9 +140,7 @@ def test_every_override():
         spin_us=0,
         window_messages=3,
         window_bytes=4 << 20,
-        matched_probe="off",
         doorbell=False,
-        no_cma=True,
         host_size=2,
         launcher_pid=77,
         launcher_host="n1",
@@ -165,7 +161,7 @@ def test_a_bad_value_is_named(name):
 @pytest.mark.parametrize(
     ("name", "value"),
     [("MPIML_HOST_SIZE", "0"), ("MPIML_SPIN_US", "-1"), ("MPIML_WINDOW_BYTES", "0k"),
-     ("MPIML_MATCHED_PROBE", "maybe"), ("MPIML_DOORBELL", "2"), ("MPIML_LAUNCHER_PID", "1.5")],
+     ("MPIML_DOORBELL", "2"), ("MPIML_LAUNCHER_PID", "1.5")],
 )  # fmt: skip
 def test_a_bad_value_shows_itself(name, value):
     with pytest.raises(UsageError, match=value):

@@ -1,0 +1,222 @@
+"""Driver: whoever waits drives, one at a time, and nobody is left asleep."""
+
+import threading
+import time
+
+import pytest
+
+from mpiml.driver import Driver
+from mpiml.errors import ServiceGoneError, Stopped
+from mpiml.futures import Wait
+from mpiml.scope import BodyScope
+
+LIMIT = 20.0
+
+
+class Owner:
+    vertex = 0
+    title = "role/0"
+
+
+class Bell:
+    """A bell of one process: rings are counted, sleepers wait on a condition."""
+
+    def __init__(self):
+        self.count = 0
+        self.changed = threading.Condition()
+
+    def ring(self, rank):
+        with self.changed:
+            self.count += 1
+            self.changed.notify_all()
+
+    def value(self):
+        return self.count
+
+    def wait(self, seen, spin_us, timeout_us):
+        with self.changed:
+            return self.changed.wait_for(lambda: self.count != seen, timeout_us * 1e-6)
+
+
+class Link:
+    """Delivers actions put into it; notices when two threads poll at once."""
+
+    far = False
+    busy = False
+
+    def __init__(self):
+        self.bell = Bell()
+        self.inbox = []
+        self.polling = threading.Lock()
+        self.overlaps = 0
+        self.pollers = set()
+        self.closed = False
+
+    def put(self, action):
+        self.inbox.append(action)
+        self.bell.ring(0)
+
+    def poll(self):
+        if not self.polling.acquire(False):
+            self.overlaps += 1
+            return False
+        try:
+            self.pollers.add(threading.current_thread().name)
+            if not self.inbox:
+                return False
+            self.inbox.pop(0)()
+            return True
+        finally:
+            self.polling.release()
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.fixture
+def driver():
+    driver = Driver(0, 0)
+    link = Link()
+    driver.connect(link)
+    yield driver
+    driver.shut()
+    assert link.closed
+    assert link.overlaps == 0
+    assert not driver.sleepers
+
+
+def start(function, *args):
+    thread = threading.Thread(target=function, args=args, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_the_thread_that_waits_polls(driver):
+    wait = Wait()
+    driver.link.put(lambda: driver.fulfil(wait))
+    assert driver.wait(wait, time.monotonic() + LIMIT, None)
+    assert driver.link.pollers == {"MainThread"}
+
+
+def test_a_leaving_driver_hands_the_seat_on(driver):
+    first, second = Wait(), Wait()
+    one = start(driver.wait, first, time.monotonic() + LIMIT, None)
+    two = start(driver.wait, second, time.monotonic() + LIMIT, None)
+    driver.link.put(lambda: driver.fulfil(first))
+    one.join(LIMIT)
+    driver.link.put(lambda: driver.fulfil(second))
+    two.join(LIMIT)
+    assert not one.is_alive()
+    assert not two.is_alive()
+
+
+def test_many_waiters_in_any_order_all_return(driver):
+    waits = [Wait(str(i)) for i in range(16)]
+    threads = [start(driver.wait, w, time.monotonic() + LIMIT, None) for w in waits]
+    for i in [*range(1, 16, 2), *range(0, 16, 2)]:
+        driver.link.put(lambda w=waits[i]: driver.fulfil(w))
+    for thread in threads:
+        thread.join(LIMIT)
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def test_the_helper_drives_while_nobody_waits(driver):
+    done = threading.Event()
+    wait = Wait()
+    driver.link.put(lambda: driver.fulfil(wait))
+    driver.wait(wait, time.monotonic() + LIMIT, None)  # somebody has driven, and left
+    driver.link.put(done.set)
+    assert done.wait(LIMIT)
+    assert "mpiml-helper" in driver.link.pollers
+
+
+def test_a_waiter_takes_the_seat_from_the_helper(driver):
+    running = threading.Event()
+    wait = Wait()
+    driver.link.put(lambda: driver.fulfil(wait))
+    driver.wait(wait, time.monotonic() + LIMIT, None)
+    driver.link.put(running.set)
+    assert running.wait(LIMIT)
+    driver.link.pollers.clear()
+    again = Wait()
+    driver.link.put(lambda: driver.fulfil(again))
+    assert driver.wait(again, time.monotonic() + LIMIT, None)
+
+
+def test_fulfilled_by_another_thread_while_driving(driver):
+    wait = Wait()
+    timer = threading.Timer(0.01, driver.fulfil, (wait,))
+    timer.start()
+    assert driver.wait(wait, time.monotonic() + LIMIT, None)
+    timer.join()
+
+
+def test_a_deadline_ends_a_wait_that_nothing_fulfils(driver):
+    assert not driver.wait(Wait(), time.monotonic() + 0.01, None)
+    assert not driver.wait(Wait(), time.monotonic() - 1, None)
+
+
+def test_a_halted_scope_raises_stopped_whether_it_drives_or_sleeps(driver):
+    scopes = [BodyScope(Owner), BodyScope(Owner)]
+    ended = []
+
+    def body(scope):
+        try:
+            driver.wait(Wait(), time.monotonic() + LIMIT, scope)
+        except Stopped:
+            ended.append(scope)
+
+    threads = [start(body, scope) for scope in scopes]
+    for scope in scopes:
+        scope.stop()
+    driver.interrupt()
+    for thread in threads:
+        thread.join(LIMIT)
+    assert len(ended) == 2
+
+
+def test_shutting_ends_every_wait():
+    driver = Driver(0, 0)
+    driver.connect(Link())
+    errors = []
+
+    def body():
+        try:
+            driver.wait(Wait("x"), None, None)
+        except ServiceGoneError as error:
+            errors.append(error)
+
+    threads = [start(body) for _ in range(3)]
+    driver.shut()
+    for thread in threads:
+        thread.join(LIMIT)
+    assert len(errors) == 3
+
+
+def test_without_a_link_waiting_is_waiting_for_a_lock():
+    driver = Driver(0, 0)
+    wait = Wait()
+    thread = start(driver.wait, wait, time.monotonic() + LIMIT, None)
+    driver.fulfil(wait)
+    thread.join(LIMIT)
+    assert not thread.is_alive()
+    assert not driver.wait(Wait(), time.monotonic() + 0.01, None)
+
+
+def test_later_runs_in_the_next_turn(driver):
+    wait = Wait()
+    driver.later(lambda: driver.fulfil(wait))
+    assert driver.wait(wait, time.monotonic() + LIMIT, None)
+
+
+def test_an_error_in_a_handler_is_told_not_swallowed(driver):
+    told = []
+    driver.on_broken = told.append
+
+    def broken():
+        raise ZeroDivisionError
+
+    driver.link.put(broken)
+    with pytest.raises(ZeroDivisionError):
+        driver.wait(Wait(), time.monotonic() + LIMIT, None)
+    assert isinstance(told[0], ZeroDivisionError)
