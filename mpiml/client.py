@@ -106,10 +106,10 @@ class Target:
     def calling_scope(self) -> Scope | None:
         """Return the scope of this thread, or of the node that was given the client."""
         scope = current_scope(required=False) or self.scope
-        if scope is not None and scope.halt:
-            raise Stopped("the program is stopping: expected no new call in a body")
         if self.engine.closed:
             raise ServiceGoneError(f"{self.title} has stopped: the program has ended")
+        if scope is not None and scope.halt:
+            raise Stopped("the program is stopping: expected no new call in a body")
         return scope
 
     def send(
@@ -368,8 +368,9 @@ class Client(_Methods):
         UsageError
             If `timeout` is negative.
         """
-        if timeout is not None and timeout < 0:
-            raise UsageError(f"with_options: expected timeout >= 0 or None, got {timeout}")
+        number = isinstance(timeout, int | float)
+        if timeout is not None and not (number and timeout >= 0):
+            raise UsageError(f"with_options: expected timeout >= 0 or None, got {timeout!r}")
         return type(self)(self.__dict__["_target"].with_timeout(timeout or None))
 
     def __dir__(self) -> list[str]:

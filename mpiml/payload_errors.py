@@ -136,7 +136,7 @@ def _culprit(value: Any, error: Exception) -> tuple[list[str], Exception]:
     """Go down to the smallest part that fails; the way there, and what it says."""
     path: list[str] = []
     seen = {id(value)}
-    while len(path) < _DEPTH:
+    while len(path) < _DEPTH and not isinstance(error, UsageError):  # a client explains itself
         for step, part in _parts(value):
             if id(part) in seen:
                 continue

@@ -77,7 +77,7 @@ std::byte *store(std::byte *p, T value) {
 
 bool plain(PyObject *o) {
     return o == Py_None || PyLong_CheckExact(o) || PyFloat_CheckExact(o) || PyBool_Check(o) ||
-           PyUnicode_CheckExact(o) ||
+           (PyUnicode_CheckExact(o) && PyUnicode_GetLength(o) < 4096) ||
            (PyBytes_CheckExact(o) && PyBytes_Size(o) < 4096);
 }
 
@@ -131,7 +131,7 @@ nb::object join_plain(std::uint8_t kind, std::uint8_t flags, std::uint32_t sourc
 void bind_wire(nb::module_ &m) {
     dumps = nb::object(nb::module_::import_("_pickle").attr("dumps")).release();
     m.def("join_plain", &join_plain, "kind"_a, "flags"_a, "source"_a, "target"_a, "id"_a,
-          "aux"_a, "name"_a, "value"_a,
+          "aux"_a, "name"_a, "value"_a.none(),
           "A frame around a plain value or a tuple of plain values; None for any other.");
     m.def("split_frame", &split_frame, "memory"_a, "size"_a,
           "The ten fields of the frame in the first `size` bytes, or None; see mpiml.wire.");
