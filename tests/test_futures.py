@@ -8,6 +8,7 @@ import threading
 import pytest
 
 import mpiml
+from mpiml import futures as futures_module
 from mpiml.futures import Future, gather, wait
 from tests.playing import LIMIT, Gate, both, play
 
@@ -110,6 +111,34 @@ def test_repr_tells_the_state_and_decodes_nothing():
     assert repr(future) == "<Future of svc/0.method(), under way>"
     future.complete(lambda: pytest.fail("decoded"))
     assert repr(future) == "<Future of svc/0.method(), finished>"
+
+
+class Watched(Future):
+    """Notes under which lock its state changes."""
+
+    guarded = ()
+
+    @property
+    def _state(self):
+        return self.__dict__.get("state", Future._state)
+
+    @_state.setter
+    def _state(self, value):
+        held = (
+            self._lock._is_owned() if self._lock is not None else futures_module._lazy.locked()
+        )
+        self.guarded = (*self.guarded, held)
+        self.__dict__["state"] = value
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_the_state_changes_only_while_nobody_can_begin_to_wait(asked):
+    future = Watched(Engine(), "svc/0", "method")
+    if asked:
+        assert not cf.wait([future], 0).done
+    future.complete(lambda: 1)
+    assert future.guarded == (True,)
+    assert cf.wait([future], 0).done == {future}
 
 
 @pytest.mark.parametrize("when", [cf.ALL_COMPLETED, cf.FIRST_COMPLETED, cf.FIRST_EXCEPTION])
@@ -311,6 +340,7 @@ def test_callbacks_may_wait_and_call(mode):
         seen = []
 
         def after(future):
+            assert threading.current_thread().name == "mpiml callbacks"
             me = mpiml.context().role
             seen.append((me, svc.double(future.result())))  # a blocking call in a callback
             finished.set()
