@@ -1,12 +1,12 @@
 """Tracebacks as text, for whoever is on another rank."""
 
-import socket
+import os
 import traceback
 from pathlib import Path
 
 __all__ = ["remote_text"]
 
-_HOST = socket.gethostname()
+_HOST = os.uname().nodename
 _HERE = str(Path(__file__).parent)
 
 

@@ -30,7 +30,9 @@ class Learner:
         self.first = counter.add()  # the client works in the constructor
 
     def run(self):
-        raise RuntimeError("a manual node is not run")
+        if mpiml.context().replicas == 1:
+            raise RuntimeError("a manual node is not run")
+        mpiml.context().wait_for_stop()
 
     def step(self):
         return self.counter.add()
@@ -154,6 +156,22 @@ def test_a_wait_of_the_test_ends_when_a_node_fails():
         with running(graph(*nodes), manual=["learner"]) as run:
             while True:  # a stop ends the method too; the next call must not start
                 run.client("counter").block()
+
+
+@pytest.mark.parametrize("manual", [[], ["learner"]])
+def test_a_wait_ends_with_no_or_several_manual_nodes_too(manual):
+    entered = threading.Event()
+
+    def crash(counter):
+        entered.wait(10)
+        raise ZeroDivisionError("boom")
+
+    nodes = [learner(replicas=2), ("w", lambda counter: mpiml.PyNode(crash, counter), {})]
+    with pytest.raises(ZeroDivisionError):  # noqa: PT012
+        with running(graph(*nodes), manual=[*manual]) as run:
+            entered.set()
+            while True:
+                run.client("counter").add()
 
 
 def test_a_failing_constructor_of_a_manual_node_is_raised_at_once():
