@@ -1,9 +1,9 @@
 """How the end of a call reaches code that does not wait in mpiml: callbacks and event loops."""
 
 import threading
-from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import suppress
+from queue import SimpleQueue
 from typing import Any
 
 from mpiml.errors import Stopped
@@ -16,30 +16,20 @@ class Callbacks:
     """A thread for the callbacks of users: they may wait, which the thread that drives cannot."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._queue: deque[Callable[[], None]] = deque()
-        self._running = False
+        self._queue: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._started = threading.Lock()
 
     def put(self, action: Callable[[], None]) -> None:
-        """Run `action` soon, in the order given."""
-        with self._lock:
-            self._queue.append(action)
-            if self._running:
-                return
-            self._running = True
-        threading.Thread(target=self._run, name="mpiml callbacks", daemon=True).start()
+        """Run `action` soon, in the order given. Safe in ``__del__``: takes no lock."""
+        self._queue.put(action)
+        if self._started.acquire(False):  # once
+            threading.Thread(target=self._run, name="mpiml callbacks", daemon=True).start()
 
     def _run(self) -> None:
         while True:
-            with self._lock:
-                if not self._queue:
-                    self._running = False
-                    return
-                action = self._queue.popleft()
-            try:
-                action()
-            except BaseException:  # Stopped: the node of the callback ends
-                continue
+            # an action's objects must not live on until the next one comes
+            with suppress(BaseException):  # Stopped: the node of the callback ends
+                self._queue.get()()
 
 
 #: The thread of this process.

@@ -19,7 +19,7 @@ from mpiml.streams import start_stream
 
 __all__ = ["HostedNode", "has_body"]
 
-_GENERATOR = 0x20  # inspect.CO_GENERATOR
+_GENERATOR = 0x20 | 0x200  # inspect.CO_GENERATOR, CO_ASYNC_GENERATOR
 _SWITCH = 5e-5
 
 

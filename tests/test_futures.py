@@ -345,7 +345,9 @@ def test_callbacks_may_wait_and_call(mode):
             seen.append((me, svc.double(future.result())))  # a blocking call in a callback
             finished.set()
 
-        svc.futures.double(1).add_done_callback(after)
+        future = svc.futures.hold(2)
+        future.add_done_callback(after)
+        svc.open()
         assert finished.wait(LIMIT)
         assert seen == [("body", 4)]
         future = svc.futures.double(2)
@@ -353,7 +355,7 @@ def test_callbacks_may_wait_and_call(mode):
         future.add_done_callback(lambda f: seen.append(f.result()))
         assert seen[-1] == 4
 
-    play(mode, body, svc=Service)
+    play(mode, body, svc=Service, concurrency=2)
 
 
 @both
