@@ -60,10 +60,10 @@ class Peer:
                 return blocked
         return ()
 
-    def owe(self) -> int:
-        """Note a message taken in; return the debt once it reaches half the window, else 0."""
+    def owe(self, messages: int = 1) -> int:
+        """Note messages taken in; return the debt once it reaches half the window, else 0."""
         owed = self._owed
-        owed.append(None)
+        owed.extend((None,) * messages)
         return self.settle() if len(owed) >= self._half else 0
 
     def settle(self) -> int:

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from mpiml.callbacks import callbacks
 from mpiml.errors import ServiceGoneError, Stopped
 from mpiml.futures import Wait
 from mpiml.scope import Scope
@@ -24,6 +25,7 @@ __all__ = ["Driver", "Sleeper"]
 
 _TICK = 0.001
 _QUIET_TICKS = 20
+_TURNS = 16
 _LONG_US, _SHORT_US, _BUSY_US = 2000, 1000, 20
 
 
@@ -59,7 +61,7 @@ class Driver:
         self.sleepers: dict[int, Sleeper] = {}
         self.on_broken: Callable[[BaseException], None] = lambda error: None
         self._seat = threading.Lock()
-        self._driving: Any = None
+        self.driving: Any = None
         self._driver = 0
         self._parked: dict[Any, list[Any]] = {}
         self._later: deque[Callable[[], None]] = deque()
@@ -93,6 +95,8 @@ class Driver:
         self._later.append(action)
         if self.link is not None:
             self.link.bell.ring(self.rank)
+        else:
+            callbacks.put(self.turn)  # nobody drives
 
     def turn(self) -> None:
         """Run what `later` collected."""
@@ -111,7 +115,7 @@ class Driver:
         if self._parked:
             for lock in self._parked.pop(wait, ()):
                 _release(lock)
-        if self._driving is wait and self._driver != threading.get_ident():
+        if self.driving is wait and self._driver != threading.get_ident():
             self.link.bell.ring(self.rank)
 
     def interrupt(self) -> None:
@@ -147,7 +151,13 @@ class Driver:
                     try:
                         self._drive(wait, deadline, scope)
                     finally:
-                        self._leave_seat()
+                        self.driving = None
+                        self._seat.release()
+                        self._departures += 1
+                        if self._parked:
+                            self._wake_one()
+                        elif self._helper_parked:
+                            self._wake_helper()
                 else:
                     self._park(wait, deadline, scope)
         finally:
@@ -157,20 +167,11 @@ class Driver:
 
     def _take_over(self) -> bool:
         """Take the seat from the helper, which drives only for want of anybody else."""
-        if self._driving is self._helper_wait:
+        if self.driving is self._helper_wait:
             self._helper_wait.ready = True
             self.link.bell.ring(self.rank)
             return self._seat.acquire(True, 0.01)
         return False
-
-    def _leave_seat(self) -> None:
-        self._driving = None
-        self._seat.release()
-        self._departures += 1
-        if self._parked:
-            self._wake_one()
-        elif self._helper_parked:
-            self._wake_helper()
 
     def _wake_one(self) -> None:
         try:
@@ -215,7 +216,7 @@ class Driver:
         link = self.link
         bell = link.bell
         poll = link.poll
-        self._driving = wait
+        self.driving = wait
         self._driver = threading.get_ident()
         misses = 0
         quiet_since = 0.0
@@ -234,7 +235,10 @@ class Driver:
                 if wait.ready or (misses < 20 and link.far):
                     continue  # no bell rings for a rank of another host
                 if not quiet_since:
-                    if not bell.wait(seen, self.spin_us, 0) or not poll():
+                    turns = _TURNS if bell.wait(seen, self.spin_us, 0) else 0
+                    while turns and not poll():
+                        turns -= 1  # a ring may come a few turns before its message shows
+                    if not turns:
                         quiet_since = time.monotonic()
                     continue
                 if sleeper is None and not link.busy:
@@ -278,7 +282,7 @@ class Driver:
                     except Exception:
                         return  # `on_broken` has been told
                     finally:
-                        self._driving = None
+                        self.driving = None
                         self._seat.release()
                         if self._parked:
                             self._wake_one()

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
-from mpiml.client import Client, ClientGroup, NodeClient, Target
+from mpiml.client import Client, NodeClient
 from mpiml.context import missing_ranks
 from mpiml.control import Note
 from mpiml.ending import Ending
@@ -14,12 +14,14 @@ from mpiml.engine import Engine
 from mpiml.failure import Failures
 from mpiml.futures import Wait
 from mpiml.graph import Vertex
+from mpiml.group import ClientGroup
 from mpiml.hosting import HostedNode, has_body
 from mpiml.nodes import ServiceNode, served_methods
 from mpiml.progress import Report
 from mpiml.references import Handle
 from mpiml.routing import Router, close_streams
 from mpiml.scope import Scope, enter, leave, owners
+from mpiml.target import Target
 
 __all__ = ["Runtime", "Settings"]
 

@@ -61,8 +61,23 @@ class Request:
         return unpack_call(frame.encoding, *parts(frame, self.buffers))
 
     def run(self, server: "Server", scope: MethodScope) -> None:
-        """Start the call."""
-        server.start(self, scope)
+        """Run the method and answer, or hand the request to the starter of its kind."""
+        frame = self.frame
+        name = frame[7]
+        server.engine.consumed(self.rank)
+        try:
+            method = server.methods.get(name)
+            if method is None:
+                raise server.unknown(name)
+            if name in server.starters or frame[2] & FLAG_STREAM:
+                starter = server.starters.get(name) or server.starters[b""]
+                starter(server, self, method, scope)
+            else:
+                server.answer(self, _call(method, self))
+        except Exception as error:
+            if frame[2] & FLAG_STREAM:
+                server.streams.pop((self.rank, frame.id), None)
+            server.answer_error(self, error)
 
 
 class Server:
@@ -107,16 +122,19 @@ class Server:
             self.engine.consumed(rank)
             self.refuse(request)
             return
-        task: Task | None = request
+        task: Task = request
         if frame[2] & FLAG_STREAM:
             self.streams[rank, frame.id] = None  # known before its first turn
         elif self.wrappers and frame.name in self.wrappers:
-            task = self.wrappers[frame.name](request, self)
-            if task is None:
+            batch = self.wrappers[frame.name](request, self)
+            if batch is None:
                 return
+            task = batch
         with self.lock:
-            if self._idle and self._running < self.concurrency and not (
-                self._queue or self.resuming
+            if (
+                self._idle
+                and self._running < self.concurrency
+                and not (self._queue or self.resuming)
             ):  # the most frequent case of _kick
                 self._running += 1
                 ticket = self._idle.pop()
@@ -195,8 +213,11 @@ class Server:
                         self._kick()
                         return
                     ticket.task = task = None
-                    if self.open and self._queue and not self.resuming and (
-                        self._running < self.concurrency
+                    if (
+                        self.open
+                        and self._queue
+                        and not self.resuming
+                        and (self._running < self.concurrency)
                     ):
                         self._running += 1
                         task = self._queue.popleft()
@@ -272,24 +293,6 @@ class Server:
 
     # -- answers ---------------------------------------------------------------------------
 
-    def start(self, request: Request, scope: MethodScope) -> None:
-        """Run a request and answer it, or hand it to the starter of its kind."""
-        frame = request.frame
-        self.engine.consumed(request.rank)
-        try:
-            method = self.methods.get(frame.name)
-            if method is None:
-                raise self.unknown(frame.name)
-            starter = self.starters.get(frame.name)
-            if starter is not None or frame.flags & FLAG_STREAM:
-                (starter or self.starters[b""])(self, request, method, scope)
-                return
-            self.answer(request, _call(method, request))
-        except Exception as error:
-            if frame.flags & FLAG_STREAM:
-                self.streams.pop((request.rank, frame.id), None)
-            self.answer_error(request, error)
-
     def unknown(self, name: bytes) -> UnknownMethodError:
         """Build the error for a method that is not served."""
         served = ", ".join(sorted(n.decode() for n in self.methods)) or "none"
@@ -310,7 +313,11 @@ class Server:
         if message is not None and len(message) < APART:
             engine.post(rank, message)
             return
-        packed = pack(result, RESULT, "the result")
+        try:
+            packed = pack(result, RESULT, "the result")
+        except BaseException:
+            engine.peer(rank).owe(owed)  # the error that is sent instead carries it
+            raise
         engine.transmit(
             rank, REPLY, frame.target, frame.source, frame.id, owed,
             encoding=packed.encoding, body=packed.body, buffers=packed.buffers,
@@ -366,7 +373,11 @@ class _Ticket(Wait):
 def _call(method: Callable[..., Any], request: Request) -> Any:
     # a frame of its own, so that nothing but the result is alive when it is packed: an array
     # that only the result refers to is sent without a copy
-    args, kwargs = request.arguments()
+    frame = request.frame
+    if request.buffers:
+        args, kwargs = request.arguments()
+    else:
+        args, kwargs = unpack_call(frame[1], frame[8])
     return method(*args, **kwargs)
 
 

@@ -143,6 +143,8 @@ class MpiLink:
         self._memory = memoryview(bytearray(SLOT))
         self._slot = comm.Recv_init([self._memory, SLOT, _BYTE], MPI.ANY_SOURCE, TAG_FRAME)
         self._slot.Start()
+        self._armed = True
+        self._closed = False
 
     @property
     def busy(self) -> bool:
@@ -181,13 +183,16 @@ class MpiLink:
     def poll(self) -> bool:
         """Take one frame if there is one, and move transfers on; whether anything moved."""
         status = self._status
+        if not self._armed:
+            self._armed = True
+            self._slot.Start()
         if not self._slot.Test(status):
             if self._receiving or self._sending:
                 return self._progress()
             return False
         frame = split(self._memory, status.Get_count(_BYTE))
         source = status.Get_source()
-        self._slot.Start()
+        self._armed = False  # started by the next poll, so that this frame is not kept waiting
         if frame.lengths or self._held:
             self._admit(source, frame)
         else:
@@ -269,8 +274,10 @@ class MpiLink:
 
     def close(self) -> None:
         """Take the posted receive back. Local; a second call does nothing."""
-        slot: MPI.Request = self._slot
-        if slot != MPI.REQUEST_NULL:
-            slot.Cancel()
-            slot.Wait()
-            slot.Free()
+        if self._closed:
+            return
+        self._closed = True
+        if self._armed:
+            self._slot.Cancel()
+            self._slot.Wait()
+        self._slot.Free()

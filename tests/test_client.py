@@ -4,6 +4,7 @@ import gc
 import pickle
 import threading
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -69,7 +70,22 @@ def test_names_that_are_not_served_fail_without_a_message(mode):
         assert engine.counts()[0] == before
         assert not hasattr(echo, "__array__")
         assert dir(echo) == sorted(
-            ["futures", "stream", "with_options", "add", "echo", "hold", "keep", "kept_array", "map", "note", "open", "read", "total", "who"]
+            [
+                "futures",
+                "stream",
+                "with_options",
+                "add",
+                "echo",
+                "hold",
+                "keep",
+                "kept_array",
+                "map",
+                "note",
+                "open",
+                "read",
+                "total",
+                "who",
+            ]
         )
 
     play(mode, body, echo=Echo)
@@ -478,3 +494,21 @@ def test_a_deadline_must_be_a_number(mode):
             echo.with_options(timeout="soon")
 
     play(mode, body, echo=Echo)
+
+
+class Named:
+    def count(self, x):
+        return x
+
+    def index(self, x):
+        return x + 1
+
+
+@both
+def test_a_group_shadows_nothing_but_its_own_verbs(mode):
+    def body(named):
+        assert named.count(1) == [1, 1]
+        assert named.index(1) == [2, 2]
+        assert isinstance(named, Sequence)
+
+    play(mode, body, named=mpiml.ServiceNode(Named), replicas={"named": 2})

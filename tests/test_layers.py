@@ -50,7 +50,9 @@ FLOORS = {
         ["mpiml.turns"],
         ["mpiml.server"],
         ["mpiml.aio", "mpiml.batching", "mpiml.streams"],
+        ["mpiml.target"],
         ["mpiml.client"],
+        ["mpiml.group"],
         ["mpiml.rpc"],
     ],
     # below launch, which reads the command line when it is given the function
