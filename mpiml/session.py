@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from mpiml import handshake, scope
 from mpiml.config import Config
 from mpiml.control import SIGNALLED, TIME
+from mpiml.cores import settle_cores
 from mpiml.engine import Engine
 from mpiml.errors import UsageError
 from mpiml.faults import LauncherWatch, Signals, guard_fork, install_excepthooks
@@ -204,6 +205,8 @@ def _start(job: Job) -> tuple[Runtime, Config]:
         program.name, vertices, ranks, engine, hosts, None, plan.gpus, job.settings
     )
     if comm is not None:  # last, since what was refused above leaves nothing to free
+        if job.hooks:  # the whole of what a launcher started: the hosts are ours
+            settle_cores(hosts.threads_per_rank(rank))
         _connect(runtime, comm, config, records[hosts.rows[hosts.host_of(rank)].ranks[0]].token)
     if rank == 0 and size > 1:
         for note in plan.notes:

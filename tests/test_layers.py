@@ -23,7 +23,7 @@ FLOORS = {
     "logic": [
         ["mpiml.arrays", "mpiml.control", "mpiml.hosts", "mpiml.references", "mpiml.scope"],
         ["mpiml.tracebacks"],
-        ["mpiml.callbacks", "mpiml.handles", "mpiml.nodes", "mpiml.wire"],
+        ["mpiml.callbacks", "mpiml.cores", "mpiml.handles", "mpiml.nodes", "mpiml.wire"],
         ["mpiml.payload_memory", "mpiml.payload_owned"],
         ["mpiml.payload_pickler"],
         ["mpiml.payload_errors"],
