@@ -178,7 +178,9 @@ class NodeClient(Client):
         DeadlineError
             If it has not returned by then.
         """
-        target = self.__dict__["_target"].with_timeout(timeout)
+        target = self.__dict__["_target"]
+        if timeout is not None:  # else that of with_options
+            target = target.with_timeout(timeout)
         return Blocking(target, "result")()
 
     @property
