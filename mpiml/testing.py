@@ -215,7 +215,8 @@ def _bound(node: HostedNode) -> Callable[[], Any]:
     def step() -> Any:
         token = enter(node.scope)
         try:
-            node.value = result = node._call()
+            function: Callable[[], Any] = node._call
+            node.value = result = function()
             if hasattr(result, "__await__"):
                 node.value = node.loop.run(result, node.scope)
             return node.value
