@@ -33,9 +33,10 @@ def play(mode, body, *, concurrency=1, allow=None, replicas=None, after=None, **
     handles = {}
     for label, service in services.items():
         node = mpiml.ServiceNode(service) if isinstance(service, type) else service
+        turns = concurrency.get(label, 1) if isinstance(concurrency, dict) else concurrency
         count = {} if not (replicas or {}).get(label) else {"replicas": replicas[label]}
         handles[label] = program.add_node(
-            node, label=label, concurrency=concurrency, allow=allow, **count
+            node, label=label, concurrency=turns, allow=allow, **count
         )
     if after is not None:
         after(handles)
