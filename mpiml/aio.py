@@ -69,9 +69,17 @@ class Loop:
             else:
                 done(result, None)
 
+        def settled(task: Any) -> None:
+            _alive.discard(task)
+            if task.cancelled():  # before its first step: `guarded` has seen nothing of it
+                import asyncio
+
+                coroutine.close()
+                done(None, asyncio.CancelledError())
+
         task = self._loop.create_task(guarded())
         _alive.add(task)
-        task.add_done_callback(_alive.discard)
+        task.add_done_callback(settled)
 
     def run(self, coroutine: Coroutine[Any, Any, Any], scope: Scope) -> Any:
         """Run `coroutine` to its end and return its result; for bodies."""
@@ -99,7 +107,7 @@ class Loop:
 
     def stop(self) -> None:
         """End the loop; coroutines that are still under way are cancelled."""
-        loop = self._loop
+        loop, self._loop = self._loop, None
         if loop is None:
             return
 
@@ -128,6 +136,10 @@ def start_async(server: Server, request: Request, method: Any, scope: MethodScop
             "coroutine, got client.stream. An async def that yields can be streamed."
         )
     args, kwargs = request.arguments()
+    coroutine = method(*args, **kwargs)
+    if not hasattr(coroutine, "__await__"):  # a wrapper that has run it already
+        server.answer(request, coroutine)
+        return
     own_scope = MethodScope(server)
     server.detach(+1)
 
@@ -146,4 +158,4 @@ def start_async(server: Server, request: Request, method: Any, scope: MethodScop
             own_scope.end()
 
     server.keep_turn()
-    server.owner.loop.submit(method(*args, **kwargs), own_scope, done)
+    server.owner.loop.submit(coroutine, own_scope, done)

@@ -1,5 +1,6 @@
 """The service's side: turns, cycles, threads, errors, results."""
 
+import functools
 import sys
 import threading
 import traceback
@@ -499,6 +500,10 @@ class Asynchronous(Gate):
     def plain(self):
         return "plain"
 
+    @functools.wraps(add)
+    def wrapped(self):
+        return "not a coroutine"
+
     async def run(self):
         import asyncio
 
@@ -518,6 +523,7 @@ def test_async_methods(mode):
         svc.release()
         assert held.result() == "svc"
         assert svc.loop_id() == svc.loop_id()
+        assert svc.wrapped() == "not a coroutine"
 
     play(mode, body, svc=Asynchronous, concurrency=2)
 
