@@ -49,15 +49,18 @@ class Loop:
 
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
-            target=self._run, name=f"mpiml loop {self._title}", daemon=True
+            target=self._run,
+            args=(self._loop,),
+            name=f"mpiml loop {self._title}",
+            daemon=True,
         )
         self._thread.start()
 
-    def _run(self) -> None:
+    def _run(self, loop: Any) -> None:
         import asyncio
 
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
+        asyncio.set_event_loop(loop)
+        loop.run_forever()
 
     def _launch(self, coroutine: Any, scope: Scope, done: Any) -> None:
         async def guarded() -> None:
@@ -72,12 +75,12 @@ class Loop:
         def settled(task: Any) -> None:
             _alive.discard(task)
             if task.cancelled():  # before its first step: `guarded` has seen nothing of it
-                import asyncio
-
                 coroutine.close()
                 done(None, asyncio.CancelledError())
 
-        task = self._loop.create_task(guarded())
+        import asyncio
+
+        task = asyncio.get_running_loop().create_task(guarded())
         _alive.add(task)
         task.add_done_callback(settled)
 

@@ -12,7 +12,7 @@ from mpiml.errors import Stopped
 from mpiml.futures import Wait
 from mpiml.graph import Vertex
 from mpiml.handles import bind
-from mpiml.nodes import ServiceNode, served_methods
+from mpiml.nodes import PyNode, ServiceNode, served_methods
 from mpiml.scope import BodyScope, current_scope, enter, leave
 from mpiml.server import MethodScope, Request, Server
 from mpiml.streams import start_stream
@@ -94,7 +94,7 @@ class HostedNode:
         """Construct the object of a service or class node, and start to serve."""
         node = self.spec.node
         args, kwargs = bind((node.args, dict(node.kwargs)), self.runtime.resolver(self))
-        if not isinstance(node.callable, type):
+        if isinstance(node, PyNode):
             self._call = lambda: node.callable(*args, **kwargs)
             return
         self.object = node.callable(*args, **kwargs)

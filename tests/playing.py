@@ -46,10 +46,14 @@ def play(mode, body, *, concurrency=1, allow=None, replicas=None, after=None, **
         from mpi4py import MPI
 
         comm = MPI.COMM_WORLD
-        if comm.size > len(services) + 1 + sum((replicas or {}).values()):
-            program.add_node(mpiml.PyNode(int), label="spare", replicas=mpiml.FILL)
+        if comm.size > 1 + sum((replicas or {}).get(label, 1) for label in services):
+            program.add_node(mpiml.PyNode(_nothing), label="spare", replicas=mpiml.FILL)
     result = mpiml.launch(program, comm=comm)
     return result["body"][0] if comm is None or comm.rank == 0 else None
+
+
+def _nothing():
+    pass
 
 
 class Gate:
