@@ -58,6 +58,7 @@ class HostedNode:
         self.value: Any = None
         self.object: Any = None
         self.callbacks: list[Callable[[], None]] = []
+        self._call: Callable[[], Any] = lambda: None
         self.context: Any = None
         self._held: list[Request] = []
         self._lock = threading.Lock()
@@ -237,7 +238,7 @@ class HostedNode:
         # it raises nothing in a body: it is what waits for the stop. A method gives its turn up
         held = scope if scope is not None and scope.nested else None
         try:
-            return self.runtime.engine.wait(self.released, deadline, held)
+            return bool(self.runtime.engine.wait(self.released, deadline, held))
         finally:
             if body:
                 self.waiting = False
