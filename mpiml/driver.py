@@ -63,7 +63,8 @@ class Driver:
         self._seat = threading.Lock()
         self.driving: Any = None
         self._driver = 0
-        self._parked: dict[Any, list[Any]] = {}
+        self._parked: dict[Any, list[Any]] = {}  # changed under `_mutex` only
+        self._mutex = threading.Lock()
         self._later: deque[Callable[[], None]] = deque()
         self._helper_wait = Wait("helper")
         self._helper_park = threading.Lock()
@@ -113,16 +114,19 @@ class Driver:
         """Set `wait` ready and wake whoever waits for it."""
         wait.ready = True
         if self._parked:
-            for lock in self._parked.pop(wait, ()):
+            with self._mutex:
+                locks = self._parked.pop(wait, ())
+            for lock in locks:
                 _release(lock)
         if self.driving is wait and self._driver != threading.get_ident():
             self.link.bell.ring(self.rank)
 
     def interrupt(self) -> None:
         """Make every waiting thread look whether it is to stop."""
-        for locks in list(self._parked.values()):
-            for lock in list(locks):
-                _release(lock)
+        with self._mutex:
+            asleep = [lock for locks in self._parked.values() for lock in locks]
+        for lock in asleep:
+            _release(lock)
         if self.link is not None:
             self.link.bell.ring(self.rank)
 
@@ -174,13 +178,11 @@ class Driver:
         return False
 
     def _wake_one(self) -> None:
-        try:
-            for locks in self._parked.values():
-                for lock in locks:
-                    _release(lock)
-                    return
-        except RuntimeError:  # the table changed under us: wake everybody instead
-            self.interrupt()
+        """Let a waiter look whether the seat is free."""
+        with self._mutex:
+            lock = next((lock for locks in self._parked.values() for lock in locks), None)
+        if lock is not None:
+            _release(lock)
 
     def _wake_helper(self) -> None:
         self._helper_parked = False
@@ -189,7 +191,8 @@ class Driver:
     def _park(self, wait: Any, deadline: float | None, scope: Scope | None) -> None:
         lock = threading.Lock()
         lock.acquire()
-        self._parked.setdefault(wait, []).append(lock)
+        with self._mutex:
+            self._parked.setdefault(wait, []).append(lock)
         sleeper = self.sleepers.setdefault(
             threading.get_ident(), Sleeper(wait, scope, deadline)
         )
@@ -201,12 +204,12 @@ class Driver:
             timeout = -1.0 if deadline is None else max(0.0, deadline - time.monotonic())
             lock.acquire(True, timeout)
         finally:
-            locks = self._parked.get(wait)
-            if locks is not None:
-                if lock in locks:
+            with self._mutex:
+                locks = self._parked.get(wait)
+                if locks is not None and lock in locks:
                     locks.remove(lock)
-                if not locks:
-                    self._parked.pop(wait, None)
+                    if not locks:
+                        del self._parked[wait]
             if self.sleepers.get(sleeper.thread) is sleeper:
                 del self.sleepers[sleeper.thread]
             if wait.ready and self._parked and self.link and not self._seat.locked():
