@@ -15,7 +15,7 @@ from mpiml.streams import WINDOW, Inbox, Stream
 from mpiml.target import Reply, Target
 from mpiml.wire import FLAG_STREAM
 
-__all__ = ["Client", "NodeClient"]
+__all__ = ["Blocking", "Client", "NodeClient", "Streaming", "Submitting"]
 
 
 class _Bound:
