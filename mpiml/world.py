@@ -142,6 +142,8 @@ class World:
             if comm != MPI.COMM_NULL:
                 comm.Set_name(f"mpiml role {role}")
                 self.roles[role] = comm
+        for own in (self.user_comm, *self.roles.values()):
+            _warm(own)
 
     def prepare(self, path: str | None, lines: dict[int, int]) -> Any:
         """Map a cache line for each rank of this host.
@@ -222,3 +224,14 @@ def _mark(memory: mmap.mmap, line: int) -> None:
 def _is_marked(memory: mmap.mmap, line: int) -> bool:
     start = 64 * line + _AT
     return memory[start : start + len(_MARK)] == _MARK
+
+
+def _warm(comm: Any) -> None:
+    """Let mpi4py make what it needs for pickled reductions. Collective over `comm`.
+
+    It duplicates the communicator at the first one and holds the interpreter lock until all
+    ranks have come (mpi4py #784): this rank's other threads would stand still so long, and a
+    rank that waits for an answer of theirs before it comes would wait for ever.
+    """
+    if comm.size > 1:
+        comm.allreduce(0)
