@@ -450,3 +450,37 @@ def test_wait_for_stop_after_rounds_ends():
         program.add_node(mpiml.PyNode(asks), label="asks")
         mpiml.launch(program, part, grace=5.0)
     part.Free()
+
+
+class Late:
+    """Rank 1 comes to the collective only when rank 0, which is in it, has answered."""
+
+    def __init__(self, node):
+        self.node = node
+
+    def echo(self, x):
+        return x
+
+    def run(self):
+        context = mpiml.context()
+        if context.index == 1:
+            time.sleep(0.1)
+            assert self.node.echo(3) == 3
+        return context.comm.allreduce(context.index)  # pickled, the first on this communicator
+
+
+@pytest.mark.mpi(min_size=4)
+def test_a_service_answers_while_its_rank_is_in_a_pickled_collective():
+    from mpi4py import MPI
+
+    part = MPI.COMM_WORLD.Split(0 if MPI.COMM_WORLD.rank < 4 else MPI.UNDEFINED)
+    if part == MPI.COMM_NULL:
+        return
+    program = mpiml.Program("late")
+    node = mpiml.ServiceNode(Late)
+    services = program.add_node(node, label="role", replicas=4)
+    node.configure(services[0])
+    result = mpiml.launch(program, part)
+    if part.rank == 0:
+        assert result["role"] == [6] * 4
+    part.Free()
