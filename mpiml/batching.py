@@ -14,8 +14,9 @@ import numpy as np
 from mpiml.errors import UsageError
 from mpiml.server import Request, Server, Task
 from mpiml.turns import MethodScope
+from mpiml.wire import FLAG_STREAM
 
-__all__ = ["Batcher", "batched"]
+__all__ = ["Batcher", "batched", "start_batched"]
 
 
 def batched(
@@ -69,8 +70,12 @@ class Batcher:
         self._waiting: list[Request] = []
         self._timer: threading.Timer | None = None
 
-    def __call__(self, request: Request, server: Server) -> Task | None:
-        """Take a request in; return a task when a batch is full."""
+    def __call__(self, request: Request, server: Server, started: bool = False) -> Task | None:
+        """Take a request in; return a task when a batch is full.
+
+        `started` says that the request has had a turn already, and gave its credit back.
+        """
+        request.started = started
         server.detach(+1)  # the program does not end over it
         with self._lock:
             self._waiting.append(request)
@@ -105,6 +110,20 @@ class Batcher:
         return _Batch(self._method, requests, self._size if self._pad else 0)
 
 
+def start_batched(server: Server, request: Request, method: Any, scope: MethodScope) -> None:
+    """Collect a request that came before the service was up, when it gets its turn."""
+    name = request.frame.name
+    if request.frame.flags & FLAG_STREAM:
+        raise UsageError(
+            f"{server.owner.title}.{name.decode()}: expected a plain call of a batched method, "
+            "got client.stream"
+        )
+    batcher: Any = server.wrappers[name]
+    batch = batcher(request, server, True)
+    if batch is not None:
+        batch.run(server, scope)
+
+
 class _Batch:
     """One call of the method for several requests."""
 
@@ -123,7 +142,8 @@ class _Batch:
     def _run(self, server: Server, scope: MethodScope) -> None:
         groups: dict[Any, list[tuple[Request, list[Any], list[str]]]] = {}
         for request in self._requests:
-            server.engine.consumed(request.rank)
+            if not request.started:
+                server.engine.consumed(request.rank)
             try:
                 args, kwargs = request.arguments()
                 names = sorted(kwargs)

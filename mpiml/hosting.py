@@ -7,7 +7,7 @@ from typing import Any
 
 from mpiml.agree import Agreement
 from mpiml.aio import Loop, is_async, start_async
-from mpiml.batching import Batcher
+from mpiml.batching import Batcher, start_batched
 from mpiml.errors import Stopped
 from mpiml.futures import Wait
 from mpiml.graph import Vertex
@@ -141,6 +141,7 @@ class HostedNode:
             batched = getattr(method, "__mpiml_batched__", None)
             if batched is not None:
                 self.server.wrappers[key] = Batcher(method, *batched)
+                self.server.starters[key] = start_batched
             elif is_async(method):
                 self.server.starters[key] = start_async
             elif code is not None and code.co_flags & _GENERATOR:

@@ -46,7 +46,7 @@ class Wrapper(Protocol):
 class Request:
     """One call, as it came."""
 
-    __slots__ = ("buffers", "frame", "rank", "size")
+    __slots__ = ("buffers", "frame", "rank", "started")
 
     def __init__(self, rank: int, frame: Frame, buffers: Sequence[Any]) -> None:
         self.rank = rank

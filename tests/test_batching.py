@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import mpiml
-from tests.playing import LIMIT, both, play
+from tests.playing import LIMIT, Gate, both, play
 
 
 class Model:
@@ -187,6 +187,31 @@ def test_calls_that_wait_for_company_run_before_the_program_ends(mode):
     play(mode, body, sink=Sink)
     if mode == "threads":
         assert seen == [0, 1, 2]
+
+
+@both
+def test_calls_that_come_before_the_service_is_up_are_batched_too(mode):
+    class Late(Model):
+        def __init__(self, gate):
+            super().__init__()
+            gate.hold()
+
+    def body(late, gate):
+        futures = [late.futures.double(i) for i in range(6)]
+        while gate.read() != [None]:
+            pass
+        gate.open()
+        futures += [late.futures.double(i) for i in range(6, 8)]
+        assert mpiml.gather(futures) == [2 * i for i in range(8)]
+        assert late.shapes() == [(4,), (4,)]
+        with pytest.raises(mpiml.UsageError, match="plain call of a batched method"):
+            next(late.stream.double(1))
+
+    late = mpiml.ServiceNode(Late)
+    play(
+        mode, body, after=lambda h: late.configure(h["gate"]), concurrency={"gate": 3},
+        late=late, gate=Gate,
+    )  # fmt: skip
 
 
 @both
