@@ -47,6 +47,7 @@ class Request:
     """One call, as it came."""
 
     __slots__ = ("buffers", "frame", "rank", "started")
+    started: bool  # of a batched call: whether it has given its credit back
 
     def __init__(self, rank: int, frame: Frame, buffers: Sequence[Any]) -> None:
         self.rank = rank

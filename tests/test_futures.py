@@ -340,7 +340,7 @@ def test_callbacks_may_wait_and_call(mode):
         seen = []
 
         def after(future):
-            assert threading.current_thread().name == "mpiml callbacks"
+            assert threading.current_thread().name == "callbacks of mpiml"
             me = mpiml.context().role
             seen.append((me, svc.double(future.result())))  # a blocking call in a callback
             finished.set()
