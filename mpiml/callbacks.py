@@ -23,7 +23,7 @@ class Callbacks:
         """Run `action` soon, in the order given. Safe in ``__del__``: takes no lock."""
         self._queue.put(action)
         if self._started.acquire(False):  # once
-            threading.Thread(target=self._run, name="mpiml callbacks", daemon=True).start()
+            threading.Thread(target=self._run, name="callbacks of mpiml", daemon=True).start()
 
     def _run(self) -> None:
         while True:

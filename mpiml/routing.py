@@ -115,6 +115,7 @@ class Router:
         except Exception as error:
             packed = pack(str(error))
             lost = 1
+            self.engine.log(str(error))  # who reads the result is told again
         self.engine.transmit(
             0, RETURN, vertex, vertex, aux=lost,
             encoding=packed.encoding, body=packed.body, buffers=packed.buffers,

@@ -208,7 +208,7 @@ def _start(job: Job) -> tuple[Runtime, Config]:
         if job.hooks:  # the whole of what a launcher started: the hosts are ours
             settle_cores(hosts.threads_per_rank(rank))
         _connect(runtime, comm, config, records[hosts.rows[hosts.host_of(rank)].ranks[0]].token)
-    if rank == 0 and size > 1:
+    if rank == 0 and comm is not None:
         for note in plan.notes:
             log(note)
     return runtime, config

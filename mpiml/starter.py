@@ -8,8 +8,8 @@ process turns the signals that ask for an end into SIGUSR1, which every launcher
 SIGTERM, SIGHUP, SIGUSR1, SIGUSR2          the program stops in order; status 143, or 75
 SIGINT                                     the same; status 130
 a second SIGINT                            everything is killed at once; status 130
-SIGQUIT                                    sent to the ranks of this host (those of others:
-                                           send it to them), and the program goes on
+SIGQUIT                                    sent to one rank of this host, which prints who
+                                           waits for whom; the program goes on
 =========================================  ================================================
 
 Ranks of other hosts end with their own daemon, and every rank watches this process, whose
@@ -176,7 +176,7 @@ class Supervisor:
             number: signal.signal(number, self._handle)
             for number in (signal.SIGINT, signal.SIGQUIT, *ENDING)
             # nohup and background shells have some ignored on purpose
-            if signal.getsignal(number) is not signal.SIG_IGN
+            if number == signal.SIGQUIT or signal.getsignal(number) is not signal.SIG_IGN
         }
         try:
             child = subprocess.Popen(
@@ -197,9 +197,9 @@ class Supervisor:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGQUIT:
-            for pid, is_rank in members(os.getpid()).items():
-                if is_rank:
-                    _kill(pid, signal.SIGQUIT)
+            ranks = [pid for pid, is_rank in members(os.getpid()).items() if is_rank]
+            for pid in sorted(ranks)[:1]:  # it asks the others, so one report is enough
+                _kill(pid, signal.SIGQUIT)
             return
         self._interrupts += number == signal.SIGINT
         if self._interrupts > 1:

@@ -74,6 +74,7 @@ def test_a_node_that_sleeps_is_listed_and_ended(ranks):
     check(ended, "ValueError: boom", "bad/0")
     assert "still running 1.5 s after the stop" in ended.stderr, str(ended)
     assert "in in_sleep" in ended.stderr, str(ended)
+    assert "/threading.py" not in ended.stderr, str(ended)  # user code only
     assert ended.stderr.count("Traceback (most recent call last)") == 1, str(ended)
 
 
@@ -148,4 +149,11 @@ def test_an_error_while_the_program_is_built_on_one_rank_ends_all(mpi_launcher):
     ended = run(3, "build_import")
     assert ended.rc == 1, str(ended)
     assert ended.stderr.count("ImportError: boom while loading") == 1, str(ended)
+    assert ended.stderr.count("Traceback (most recent call last)") == 1, str(ended)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_nodes_that_share_a_rank_fail_as_others_do(mpi_launcher, n):
+    ended = run(n, "build", "--others", "2")
+    check(ended, "ValueError: boom", "bad/0")
     assert ended.stderr.count("Traceback (most recent call last)") == 1, str(ended)

@@ -2,11 +2,14 @@
 
 import re
 import sys
+import threading
+import types
 
 import pytest
 
 import mpiml
-from mpiml.survey import where
+from mpiml.aio import Loop
+from mpiml.survey import stack_of, where
 from tests.mpi import ROOT, child, mpiexec
 from tests.waiting import cycle, lively
 
@@ -29,6 +32,23 @@ def test_where_finds_the_line_of_user_code():
         "test_where_finds_the_line_of_user_code"
     )
     assert where(None) == "no user code"
+
+
+class Straggler:
+    """What `stack_of` needs to know of a node, for the thread that calls it."""
+
+    def __init__(self):
+        self.title = "node/0"
+        self.thread = threading.get_ident()
+        self.calling_back = False
+        self.loop = Loop("node/0")
+        self.runtime = types.SimpleNamespace(nodes=[self, self])
+
+
+def test_a_stack_shows_user_code_only():
+    text = stack_of(Straggler())
+    assert "in test_a_stack_shows_user_code_only" in text
+    assert "in stack_of" not in text
 
 
 def test_a_deadlock_of_threads_is_reported_once_and_the_program_goes_on(capfd):
