@@ -42,12 +42,20 @@ def stack_of(node: Any) -> str:
         mine = mine or (main and thread is threading.main_thread())
         frame = frames.get(thread.ident or 0)
         if mine and frame is not None:
-            summary = [
-                f for f in traceback.extract_stack(frame) if not f.filename.startswith(_HERE)
-            ]
-            parts.append("".join(traceback.format_list(summary[-12:])))
+            parts.append("".join(traceback.format_list(_user_code(frame)[-12:])))
     parts += [f"  a coroutine at {line}\n" for _, line in _coroutines(node)]
     return "\n".join(parts).rstrip() or "  (no Python thread of this node was found)"
+
+
+def _user_code(frame: FrameType) -> list[traceback.FrameSummary]:
+    """Return the frames that mpiml called, without its own and those of whoever called it."""
+    stack = traceback.extract_stack(frame)
+    start = next((i for i, f in enumerate(stack) if f.filename.startswith(_HERE)), 0)
+    for part in (stack[start:], stack):  # the whole of a thread that mpiml has not started
+        theirs = [f for f in part if not f.filename.startswith(_HERE)]
+        if theirs:
+            return theirs
+    return []
 
 
 def _coroutines(node: Any) -> list[tuple[bool, str]]:
