@@ -397,6 +397,15 @@ def test_request_ids_beyond_the_tags_of_mpi(mode):
         engine = echo.__dict__["_target"].engine
         import itertools
 
+        tags = set()
+        if engine.link is not None:
+            isend = engine.link._isend
+
+            def watched(data, rank, tag):
+                tags.add(tag)
+                return isend(data, rank, tag)
+
+            engine.link._isend = watched
         engine.new_id = itertools.count(8_388_600).__next__
         pending = [echo.futures.add(i) for i in range(1000)]
         assert [f.result() for f in pending] == list(range(1, 1001))
@@ -404,6 +413,9 @@ def test_request_ids_beyond_the_tags_of_mpi(mode):
             assert echo.add(i) == i + 1
         engine.new_id = itertools.count((1 << 40) + 7).__next__
         assert echo.add(1) == 2
+        assert len(echo.echo(np.zeros(100_000))) == 100_000
+        assert mode == "threads" or tags
+        assert all(0 <= tag <= 32_767 for tag in tags)
 
     play(mode, body, echo=Echo)
 
