@@ -280,3 +280,33 @@ def build_import() -> mpiml.Program:
     if os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "1")) == "1":
         raise ImportError("boom while loading")
     return build()
+
+
+def asks_result(node):
+    print("result", node.result())
+
+
+def build_result() -> mpiml.Program:
+    """A node waits for the value of one that fails, and neither is on rank 0."""
+    program = mpiml.Program("result")
+    program.add_node(mpiml.PyNode(mpiml_wait), label="first")
+    bad = program.add_node(mpiml.PyNode(both, 1), label="bad")
+    program.add_node(mpiml.PyNode(asks_result, bad), label="asks")
+    return program
+
+
+class Relay:
+    def __init__(self, service):
+        self.service = service
+
+    def leave(self, code):
+        return self.service.leave(code)
+
+
+def build_nested_exit() -> mpiml.Program:
+    """A method waits for one that calls ``sys.exit``, and so never answers."""
+    program = mpiml.Program("nested")
+    service = program.add_node(mpiml.ServiceNode(Service), label="bad")
+    relay = program.add_node(mpiml.ServiceNode(Relay, service), label="relay")
+    program.add_node(mpiml.PyNode(method_exits, relay), label="caller")
+    return program

@@ -143,13 +143,15 @@ def test_counts_leave_in_the_order_in_which_they_were_taken():
     """An older count that overtakes a newer one would keep the program alive for ever."""
     net = Network(2, [0, 0])
     ending = net.endings[1]
-    sent = []
-    held = threading.Event()
+    sent, calls = [], []
+    second = threading.Event()
 
     def transmit(rank, kind, source, target, aux=0, **_):
-        if not sent:
-            held.wait(0.2)  # the other thread would pass here, were there no lock
+        calls.append(aux)
+        if len(calls) == 1:
+            second.wait(0.2)  # the other thread would pass here, were there no lock
         sent.append(aux)
+        second.set()
 
     ending.engine.transmit = transmit
     threads = [threading.Thread(target=ending.body, args=(+1,)) for _ in range(2)]

@@ -118,12 +118,14 @@ def test_the_error_of_a_constructor_is_not_hidden_by_its_consequences(mpi_launch
         ended = run(4, "build_constructor", "--wait", wait)
         check(ended, "ValueError: boom in the constructor", "bad/0")
         assert "confused" not in ended.stderr, str(ended)
+        assert "still running" not in ended.stderr, str(ended)
 
 
 def test_the_error_of_a_constructor_is_shown_in_one_process():
     ended = run(0, "build_constructor")
     check(ended, "ValueError: boom in the constructor", "bad/0")
     assert "confused" not in ended.stderr, str(ended)
+    assert "still running" not in ended.stderr, str(ended)
 
 
 def test_run_of_a_service_fails(ranks):
@@ -157,3 +159,14 @@ def test_nodes_that_share_a_rank_fail_as_others_do(mpi_launcher, n):
     ended = run(n, "build", "--others", "2")
     check(ended, "ValueError: boom", "bad/0")
     assert ended.stderr.count("Traceback (most recent call last)") == 1, str(ended)
+
+
+def test_a_method_that_waits_for_one_that_exits_does_not_hold_up_the_end(ranks):
+    ended = run(ranks, "build_nested_exit")
+    assert (ended.rc, ours(ended)) == (7, ""), str(ended)
+
+
+def test_a_node_that_failed_has_no_value(ranks):
+    ended = run(ranks, "build_result")
+    check(ended, "ValueError: boom 1", "bad/0")
+    assert "result" not in ended.stdout, str(ended)

@@ -306,6 +306,37 @@ def test_a_stream_left_open_is_closed_at_the_end(run):
         assert result["service"] == [["closed"] * 3]
 
 
+class Streams:
+    """Closes its generators by a call, which needs the other service to be there still."""
+
+    def __init__(self, log):
+        self.log = log
+
+    def items(self):
+        try:
+            yield 1
+            yield from range(1000)
+        finally:
+            self.log.note("closed")
+
+
+class Log(Service):
+    def run(self):
+        mpiml.context().wait_for_stop()
+        return self.log
+
+
+def test_generators_are_closed_before_services_stop(run):
+    program = mpiml.Program("open")
+    log = program.add_node(mpiml.ServiceNode(Log), label="log")
+    service = program.add_node(mpiml.ServiceNode(Streams, log), label="streams")
+    kept = mpiml.Deferred(list)
+    program.add_node(mpiml.PyNode(leaves_a_stream_open, service, kept), label="n", replicas=2)
+    result = run(program)
+    if result is not None:
+        assert result["log"] == [["closed"] * 2]
+
+
 class Relay:
     """Its methods still call others while calls are drained."""
 

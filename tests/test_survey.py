@@ -78,6 +78,11 @@ def test_waits_that_end_by_themselves_are_not_reported(capfd, what):
     assert capfd.readouterr().err == ""
 
 
+def test_idle_services_are_not_reported(capfd):
+    mpiml.launch(lively("services"), stall_warning=0.2, max_time=0.8)
+    assert capfd.readouterr().err == ""
+
+
 def test_nothing_is_watched_when_it_is_turned_off(capfd):
     mpiml.launch(cycle(), stall_warning=0.0, max_time=0.8)
     assert capfd.readouterr().err == ""

@@ -56,8 +56,8 @@ def waits_for(node):
 
 
 def with_deadline(service, node):
-    impatient = node.with_options(timeout=0.1)
-    for _ in range(10):
+    impatient = node.with_options(timeout=0.8)  # longer than the warning
+    for _ in range(2):
         try:
             impatient.result()
         except mpiml.DeadlineError:
@@ -79,7 +79,9 @@ def lively(what: str) -> mpiml.Program:
     """Nodes that wait without a deadlock."""
     program = mpiml.Program("lively")
     service = program.add_node(mpiml.ServiceNode(Asker), label="service")
-    if what == "deadline":
+    if what == "services":
+        program.add_node(mpiml.PyNode(sits), label="one", daemon=True)
+    elif what == "deadline":
         one = program.add_node(mpiml.PyNode(sits), label="one", daemon=True)
         program.add_node(mpiml.PyNode(with_deadline, service, one), label="two")
     elif what == "idle":
