@@ -1,8 +1,8 @@
 """Arrays of NumPy, CuPy, PyTorch and JAX as plain memory, and back.
 
 The only module that touches cupy, torch or jax. None of them is ever imported for a value
-that does not come from it: an array knows its library by the module of its class, and a
-library that made an array is in ``sys.modules`` already.
+that does not come from it (see `mpiml.libraries`). This module imports NumPy, so it is itself
+imported when the first array can be there.
 
 What arrives: a NumPy array with its dtype, shape and order (C or Fortran). A CuPy array on
 the current device (staged through host memory). A torch tensor that is contiguous, cut
@@ -12,13 +12,14 @@ random keys, travel by their own pickle.
 """
 
 import importlib
-import sys
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from mpiml.errors import UsageError
+from mpiml.libraries import family, foreign_loaded
+from mpiml.payload_memory import INLINE
 
 __all__ = [
     "INLINE",
@@ -36,10 +37,6 @@ __all__ = [
     "to_host",
 ]
 
-# Arrays below this many bytes travel inside the pickle. Measured: three copies of 16 KiB cost
-# about as much as one more message and one more block of the pool.
-INLINE = 16 * 1024
-
 # A builtin dtype is a singleton: its id finds its character faster than any hash of it, and
 # a dtype that only looks equal (other byte order, metadata) is not found.
 _DTYPES = {code: np.dtype(code) for code in "?bhilqBHILQefdgFDG"}
@@ -47,26 +44,7 @@ _CODES = {id(dtype): code for code, dtype in _DTYPES.items()}
 # NumPy's scalars by their type; pickle needs ten times as long for one.
 SCALARS = {dtype.type: code for code, dtype in _DTYPES.items()}
 
-# Class name of an array, by the first word of its module.
-_FAMILIES = {
-    ("torch", "Tensor"): "torch",
-    ("jax", "ArrayImpl"): "jax",
-    ("jaxlib", "ArrayImpl"): "jax",
-    ("cupy", "ndarray"): "cupy",
-}
 _NAMESPACES = {"torch": "torch", "jax": "jax.numpy", "cupy": "cupy"}
-
-
-def family(cls: type) -> str | None:
-    """Return "torch", "jax" or "cupy" if `cls` is the array class of that library."""
-    root = cls.__module__.partition(".")[0]
-    return _FAMILIES.get((root, cls.__name__))
-
-
-def foreign_loaded() -> bool:
-    """Tell whether arrays other than NumPy's can exist in this process."""
-    modules = sys.modules
-    return "torch" in modules or "jax" in modules or "cupy" in modules
 
 
 def namespace(x: Any) -> ModuleType:

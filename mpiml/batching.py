@@ -9,8 +9,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from mpiml.errors import UsageError
 from mpiml.server import Request, Server, Task
 from mpiml.turns import MethodScope
@@ -140,6 +138,8 @@ class _Batch:
             server.detach(-len(self._requests))
 
     def _run(self, server: Server, scope: MethodScope) -> None:
+        import numpy as np
+
         groups: dict[Any, list[tuple[Request, list[Any], list[str]]]] = {}
         for request in self._requests:
             if not request.started:
@@ -156,6 +156,8 @@ class _Batch:
             self._run_group(server, scope, group)
 
     def _run_group(self, server: Server, scope: MethodScope, group: list[Any]) -> None:
+        import numpy as np
+
         count = len(group)
         names = group[0][2]
         rows = [values for _, values, _ in group]

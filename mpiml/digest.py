@@ -5,7 +5,9 @@ bytes of them, and where these differ the lines are exchanged and `first_differe
 what to look at. Nothing in the lines depends on addresses, ids, or string hashes.
 """
 
+import contextlib
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
@@ -135,14 +137,31 @@ def stable_hash(value: Any) -> int:
 
 
 def _versions() -> list[tuple[str, str]]:
-    import numpy as np
-
     python = ".".join(map(str, sys.version_info[:3]))
     return [
         ("version of Python", f"{sys.implementation.name} {python}"),
         ("version of mpiml", str(getattr(sys.modules.get("mpiml"), "__version__", "unknown"))),
-        ("version of numpy", np.__version__),
+        ("version of numpy", _numpy_version()),
     ]
+
+
+def _numpy_version() -> str:
+    """Return NumPy's version, from its file where this rank has not loaded it (others may)."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        from importlib.util import find_spec
+
+        spec = find_spec("numpy")
+        if spec is None or spec.origin is None:
+            return "not installed"
+        with contextlib.suppress(OSError), open(
+            os.path.join(os.path.dirname(spec.origin), "version.py"), encoding="utf-8"
+        ) as stream:
+            found = re.search(r'^version = "([^"]+)"$', stream.read(), re.MULTILINE)
+            if found is not None:
+                return found[1]
+        import numpy
+    return str(numpy.__version__)
 
 
 def _sources(file: str, folder: str) -> list[tuple[str, str]]:

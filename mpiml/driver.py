@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from mpiml import _native
 from mpiml.callbacks import callbacks
 from mpiml.errors import ServiceGoneError, Stopped
 from mpiml.futures import Wait
@@ -26,6 +27,7 @@ __all__ = ["Driver", "Sleeper"]
 _TICK = 0.001
 _QUIET_TICKS = 20
 _TURNS = 16
+_BUSY_SPIN = 0.002
 _LONG_US, _SHORT_US, _BUSY_US = 2000, 1000, 20
 
 
@@ -75,6 +77,7 @@ class Driver:
     def connect(self, link: Any) -> None:
         """Take `link` as the way to the other ranks and start the helper thread."""
         self.link = link
+        _native.set_timer_slack(1000)  # ns: else a sleep of 20 us takes 70; threads inherit it
         self._helper_park.acquire()
         self._helper = threading.Thread(target=self._help, name="mpiml-helper", daemon=True)
         self._helper.start()
@@ -158,9 +161,7 @@ class Driver:
                         self.driving = None
                         self._seat.release()
                         self._departures += 1
-                        if self._parked:
-                            self._wake_one()
-                        elif self._helper_parked:
+                        if not (self._parked and self._wake_one()) and self._helper_parked:
                             self._wake_helper()
                 else:
                     self._park(wait, deadline, scope)
@@ -177,12 +178,17 @@ class Driver:
             return self._seat.acquire(True, 0.01)
         return False
 
-    def _wake_one(self) -> None:
-        """Let a waiter look whether the seat is free."""
+    def _wake_one(self) -> bool:
+        """Let a waiter take the seat; False if there is none but idle threads of services.
+
+        Those have no hurry: the helper drives for them, should nobody else come.
+        """
         with self._mutex:
-            lock = next((lock for locks in self._parked.values() for lock in locks), None)
-        if lock is not None:
-            _release(lock)
+            for wait, locks in self._parked.items():
+                if not getattr(wait, "patient", False):
+                    _release(locks[0])
+                    return True
+        return False
 
     def _wake_helper(self) -> None:
         self._helper_parked = False
@@ -237,6 +243,8 @@ class Driver:
                 misses += 1
                 if wait.ready or (misses < 20 and link.far):
                     continue  # no bell rings for a rank of another host
+                if not quiet_since and link.busy:
+                    quiet_since = time.monotonic()
                 if not quiet_since:
                     turns = _TURNS if bell.wait(seen, self.spin_us, 0) else 0
                     while turns and not poll():
@@ -244,18 +252,16 @@ class Driver:
                     if not turns:
                         quiet_since = time.monotonic()
                     continue
-                if sleeper is None and not link.busy:
+                now = time.monotonic()
+                busy = link.busy
+                if busy and self.spin_us and now - quiet_since < _BUSY_SPIN:
+                    continue  # a transfer moves on only while both sides look
+                if sleeper is None and not busy:
                     sleeper = Sleeper(wait, scope, deadline)
                     self.sleepers[self._driver] = sleeper
-                now = time.monotonic()
                 if deadline is not None and now >= deadline:
                     return
-                limit = _LONG_US if now - quiet_since > 1.0 else _SHORT_US
-                if link.busy:
-                    limit = _BUSY_US
-                if deadline is not None:
-                    limit = min(limit, int((deadline - now) * 1e6) + 1)
-                bell.wait(seen, 0, limit)
+                bell.wait(seen, 0, _nap(now, quiet_since, busy, deadline))
         except Exception as error:
             self.on_broken(error)
             raise
@@ -289,6 +295,15 @@ class Driver:
                         self._seat.release()
                         if self._parked:
                             self._wake_one()
+
+
+def _nap(now: float, quiet_since: float, busy: bool, deadline: float | None) -> int:
+    """Return for how many microseconds to sleep at most before the next look."""
+    if busy:
+        limit = _BUSY_US
+    else:
+        limit = _LONG_US if now - quiet_since > 1.0 else _SHORT_US
+    return limit if deadline is None else min(limit, int((deadline - now) * 1e6) + 1)
 
 
 def _release(lock: Any) -> None:

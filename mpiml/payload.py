@@ -26,14 +26,11 @@ from pickle import dumps, loads
 from sys import getrefcount
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from mpiml.arrays import SCALARS, foreign_loaded, rebuild, spec_of
 from mpiml.errors import UsageError
+from mpiml.libraries import foreign_loaded
 from mpiml.payload_errors import dump_error, load_error, refusal
 from mpiml.payload_memory import take
-from mpiml.payload_owned import owned_arrays
-from mpiml.payload_pickler import LARGE, Blob, Given, careful
+from mpiml.payload_pickler import LARGE, Blob, Given, arrays_known, careful
 
 __all__ = [
     "BORROW",
@@ -67,11 +64,13 @@ ENC_TEXT = 3
 ENC_FLAT = 4
 
 _ATOMS = frozenset((int, float, str, bool, complex, type(None)))
-_WITH_CODE = frozenset((np.ndarray, *SCALARS))
-_ARRAYS = frozenset((np.ndarray, Given, memoryview))
-_SPECIAL = _ARRAYS | {bytes, bytearray, dict, list}
 _FEW = 32  # up to so many items are looked at one by one before pickle is asked
 _NOTHING: frozenset[int] = frozenset()
+
+# NumPy's types come with `_meet_arrays`: before it is loaded no value can be one of them.
+_WITH_CODE: frozenset[type] = frozenset()
+_ARRAYS: frozenset[type] = frozenset((Given, memoryview))
+_SPECIAL: frozenset[type] = _ARRAYS | {bytes, bytearray, dict, list}
 
 
 class Packed(NamedTuple):
@@ -137,10 +136,12 @@ def pack(value: Any, mode: int = SNAPSHOT, what: str = "the argument") -> Packed
         return _new(Packed, (ENC_PICKLE, dumps(value, 5), []))
     if kind is tuple and len(value) <= _FEW and _ATOMS.issuperset(map(type, value)):
         return _new(Packed, (ENC_PICKLE, dumps(value, 5), []))
+    if not _WITH_CODE:
+        _meet_arrays()
     packed = _flat_one(value) if kind in _WITH_CODE else _simple(value, kind)
     if packed is not None:
         return packed
-    owned = owned_arrays(value, count) if mode == RESULT else _NOTHING
+    owned = _owned(value, count) if mode == RESULT else _NOTHING
     seen: dict[int, Blob] = {}
     blobs = tuple([_blob(v, seen) for v in value]) if kind is tuple else _blob(value, seen)
     try:
@@ -188,6 +189,8 @@ def pack_call(args: tuple[Any, ...], kwargs: dict[str, Any], mode: int) -> Packe
         return _new(Packed, (ENC_NONE, b"", []))
     if _ATOMS.issuperset(map(type, items)):
         return _new(Packed, (ENC_PICKLE, dumps(value, 5), []))
+    if not _WITH_CODE:
+        _meet_arrays()
     packed = _flat(items, value, tuple(kwargs)) or _quick(value, items)
     if packed is not None:
         return packed
@@ -234,6 +237,40 @@ def unpack_error(encoding: int, body: Any, buffers: Sequence[Any] = ()) -> BaseE
     return load_error(body)
 
 
+def _meet_arrays(arrived: bool = False) -> None:
+    """Learn NumPy's types once it has been loaded, or an array has arrived."""
+    global _WITH_CODE, _ARRAYS, _SPECIAL, _owned, _rebuild, _spec_of
+    if not (arrived or arrays_known()):
+        return
+    import numpy as np
+
+    from mpiml.arrays import SCALARS, rebuild, spec_of
+    from mpiml.payload_owned import owned_arrays
+
+    _owned, _rebuild, _spec_of = owned_arrays, rebuild, spec_of
+    _ARRAYS |= {np.ndarray}
+    _SPECIAL |= _ARRAYS
+    _WITH_CODE = frozenset((np.ndarray, *SCALARS))  # last: it tells that all is there
+
+
+def _rebuild_first(*spec: Any) -> Any:
+    _meet_arrays(True)
+    return _rebuild(*spec)
+
+
+def _owns_none(root: Any, count: int) -> frozenset[int]:
+    return _NOTHING
+
+
+def _no_spec(value: Any) -> None:
+    return None
+
+
+_owned: Callable[[Any, int], frozenset[int]] = _owns_none
+_rebuild: Callable[..., Any] = _rebuild_first
+_spec_of: Callable[[Any], tuple[Any, ...] | None] = _no_spec
+
+
 def _simple(value: Any, kind: type) -> Packed | None:
     """Encode a value that needs no careful pickler; None if it does."""
     items: Any = ()
@@ -257,7 +294,7 @@ def _simple(value: Any, kind: type) -> Packed | None:
 
 def _flat_one(value: Any) -> Packed | None:
     """Encode a small array or a NumPy scalar, in a third of the time of the careful pickler."""
-    spec = spec_of(value)
+    spec = _spec_of(value)
     if spec is None:
         return None
     return _new(Packed, (ENC_FLAT, dumps((-1, spec, ()), 5), []))
@@ -277,7 +314,7 @@ def _flat(items: Collection[Any], value: Any, names: tuple[Any, ...] | None) -> 
     for item in items:
         kind = type(item)
         if kind in _WITH_CODE:
-            spec = spec_of(item)
+            spec = _spec_of(item)
             if spec is None or any(array is item for array in arrays):  # twice: one object
                 return None
             arrays.append(item)
@@ -294,9 +331,9 @@ def _flat(items: Collection[Any], value: Any, names: tuple[Any, ...] | None) -> 
 
 def _unflat(where: Any, items: Any, names: tuple[Any, ...] | None) -> Any:
     if where == -1:
-        return rebuild(*items)
+        return _rebuild(*items)
     for i in where:
-        items[i] = rebuild(*items[i])
+        items[i] = _rebuild(*items[i])
     if names is None:
         return items
     return dict(zip(names, items, strict=True)) if names else tuple(items)

@@ -2,7 +2,7 @@
 
 The pickler has reductions of its own, seen by no other pickle in the process. Memory that
 does not go inside the body is appended to a list of buffers, in the order in which pickle
-asks for them on arrival.
+asks for them on arrival. Those for arrays are added when the first array can be there.
 """
 
 import io
@@ -12,32 +12,13 @@ from functools import cache
 from pickle import PickleBuffer
 from typing import Any
 
-import numpy as np
+from mpiml.libraries import arrays_possible, foreign_loaded
+from mpiml.payload_memory import INLINE, SLOT, copied
 
-from mpiml.arrays import (
-    INLINE,
-    SCALARS,
-    as_buffer,
-    code_of,
-    family,
-    foreign_loaded,
-    is_plain,
-    order_of,
-    rebuild,
-    restore,
-    spec_of,
-    to_host,
-)
-from mpiml.payload_memory import copied, take
-
-__all__ = ["LARGE", "Blob", "Given", "careful", "pickled"]
+__all__ = ["LARGE", "Blob", "Given", "arrays_known", "careful", "pickled"]
 
 # Bytes from this length on travel beside the body: that saves the copy into it.
 LARGE = 256 * 1024
-
-# The place of a buffer in the pickle. Writable, so that the one that arrives is passed on as
-# it is: pickle would wrap it as read-only if it stood for the memory of a read-only array.
-_SLOT = PickleBuffer(bytearray(1))
 
 
 class Given:
@@ -79,7 +60,7 @@ class _Sink:
         self.alias = alias
         self.owned = owned
         self.buffers: list[memoryview] = []
-        self.foreign = foreign_loaded()
+        self.foreign = _reduce_foreign if arrays_known() and foreign_loaded() else None
         self.given = 0
 
     def add(self, memory: memoryview, lent: bool = False) -> None:
@@ -88,7 +69,7 @@ class _Sink:
 
     def take(self, buffer: PickleBuffer) -> bool:
         """Answer pickle's question whether `buffer` goes inside the body."""
-        if buffer is _SLOT:
+        if buffer is SLOT:
             return False
         memory = buffer.raw()  # of another library, as pandas' or Arrow's
         if memory.nbytes < INLINE:
@@ -157,9 +138,8 @@ class _Pickler(pickle.Pickler):
         reduce = _REDUCE.get(type(obj))
         if reduce is not None:
             return reduce(self.sink, obj)
-        if self.sink.foreign and (kind := family(type(obj))) is not None:
-            return _reduce_foreign(self.sink, obj, kind)
-        return NotImplemented
+        foreign = self.sink.foreign
+        return NotImplemented if foreign is None else foreign(self.sink, obj)
 
 
 @cache
@@ -189,42 +169,6 @@ def _cloud_pickler() -> Any:
     return CloudPickler
 
 
-def _reduce_array(sink: _Sink, array: "np.ndarray[Any, Any]") -> Any:
-    spec = spec_of(array)
-    if spec is not None:
-        return rebuild, spec
-    if not is_plain(array):
-        return NotImplemented
-    dtype = code_of(array.dtype) or array.dtype
-    order = order_of(array)
-    if array.nbytes < INLINE:
-        data = bytearray(array.tobytes("A"))
-        if order == "F":
-            return rebuild, (data, dtype, array.shape, "F")
-        return rebuild, (data, dtype, array.shape)
-    if order:
-        sink.add(as_buffer(array), id(array) in sink.owned)
-    else:  # straight into memory of our own: one copy, not two
-        block = memoryview(take(array.nbytes))
-        np.ndarray(array.shape, array.dtype, block)[...] = array
-        sink.buffers.append(block)
-    return rebuild, (_SLOT, dtype, array.shape, order or "C")
-
-
-def _reduce_scalar(sink: _Sink, scalar: "np.generic") -> Any:
-    return rebuild, spec_of(scalar)
-
-
-def _reduce_foreign(sink: _Sink, array: Any, kind: str) -> Any:
-    exported = to_host(array)
-    if exported is None:
-        return NotImplemented
-    host, more, fresh = exported
-    if fresh:  # the pickler keeps it alive, so the id stays its own
-        sink.owned = sink.owned | {id(host)}
-    return restore, (kind, host, more)
-
-
 def _reduce_given(sink: _Sink, given: Given) -> Any:
     # Pickle saves what is returned here in order: the value, then the end of it.
     sink.given += 1
@@ -242,7 +186,7 @@ def _reduce_end(sink: _Sink, _: _End) -> Any:
 def _reduce_blob(sink: _Sink, blob: Blob) -> Any:
     value = blob.value
     sink.add(memoryview(value), type(value) is bytes)
-    return type(value), (_SLOT,)
+    return type(value), (SLOT,)
 
 
 def _reduce_memoryview(sink: _Sink, view: memoryview) -> Any:
@@ -250,18 +194,28 @@ def _reduce_memoryview(sink: _Sink, view: memoryview) -> Any:
     more = (view.format, view.shape)
     if view.nbytes < INLINE or not view.c_contiguous:
         return _view, (bytearray(view.tobytes()), *more)
-    sink.add(as_buffer(view))
-    return _view, (_SLOT, *more)
+    sink.add(view.cast("B"))
+    return _view, (SLOT, *more)
 
 
-_REDUCE: dict[type, Callable[[_Sink, Any], Any]] = {
-    np.ndarray: _reduce_array,
+_REDUCE: dict[type, Callable[[Any, Any], Any]] = {
     Given: _reduce_given,
     _End: _reduce_end,
     Blob: _reduce_blob,
     memoryview: _reduce_memoryview,
-    **dict.fromkeys(SCALARS, _reduce_scalar),
 }
+_reduce_foreign: Callable[[Any, Any], Any] | None = None
+
+
+def arrays_known() -> bool:
+    """Return whether the reductions for arrays are here; fetches them if any can be needed."""
+    global _reduce_foreign
+    if _reduce_foreign is None and arrays_possible():
+        from mpiml.payload_arrays import REDUCE, reduce_foreign
+
+        _REDUCE.update(REDUCE)
+        _reduce_foreign = reduce_foreign
+    return _reduce_foreign is not None
 
 
 def _first(value: Any, *_: Any) -> Any:

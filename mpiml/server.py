@@ -13,17 +13,17 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from mpiml._native import join_plain
-from mpiml.contents import parts
+from mpiml.contents import own, parts
 from mpiml.engine import APART, Engine
 from mpiml.errors import ServiceGoneError, UnknownMethodError
 from mpiml.futures import Wait
-from mpiml.payload import BORROW, RESULT, Packed, pack, pack_error, take, unpack_call
+from mpiml.payload import BORROW, RESULT, Packed, pack, pack_error, unpack_call
 from mpiml.scope import enter, leave
 from mpiml.tracebacks import remote_text
 from mpiml.turns import MethodScope, Turn
 from mpiml.wire import ERROR, FLAG_STREAM, REPLY, Frame
 
-__all__ = ["MethodScope", "Request", "Server", "Task", "Wrapper", "own", "remote_text"]
+__all__ = ["MethodScope", "Request", "Server", "Task", "Wrapper", "remote_text"]
 
 
 class Task(Protocol):
@@ -138,7 +138,7 @@ class Server:
                 and not (self._queue or self.resuming)
             ):  # the most frequent case of _kick
                 self._running += 1
-                ticket = self._idle.pop()
+                ticket = self._wake_up()
                 ticket.task = task
                 self.engine.fulfil(ticket)
             else:
@@ -169,7 +169,7 @@ class Server:
                 self._running += 1
                 task = self._queue.popleft()
                 if self._idle:
-                    ticket = self._idle.pop()
+                    ticket = self._wake_up()
                     ticket.task = task
                     self.engine.fulfil(ticket)
                 else:
@@ -179,6 +179,14 @@ class Server:
                     ).start()  # fmt: skip
             else:
                 return
+
+    def _wake_up(self) -> "_Ticket":
+        """Take an idle thread, the one that drives if it is one of them: it is here already."""
+        driving = self.engine.driving
+        if len(self._idle) > 1 and driving in self._idle:
+            self._idle.remove(driving)
+            return driving  # type: ignore[no-any-return]
+        return self._idle.pop()
 
     def give_back(self) -> None:
         """Give a turn back; under `lock`."""
@@ -366,6 +374,8 @@ class _Ticket(Wait):
 
     __slots__ = ("task",)
 
+    patient = True  # need not drive: see Driver
+
     def __init__(self, title: str) -> None:
         super().__init__(f"{title}: idle")
         self.task: Task | None = None
@@ -380,16 +390,3 @@ def _call(method: Callable[..., Any], request: Request) -> Any:
     else:
         args, kwargs = unpack_call(frame[1], frame[8])
     return method(*args, **kwargs)
-
-
-def own(packed: Packed) -> Packed:
-    """Copy the out-of-band buffers: inside a process nobody else does."""
-    if not packed.buffers:
-        return packed
-    copies = []
-    for buffer in packed.buffers:
-        view = memoryview(buffer)
-        copy = take(len(view))
-        memoryview(copy)[:] = view
-        copies.append(copy)
-    return packed._replace(buffers=copies)

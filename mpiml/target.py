@@ -4,13 +4,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mpiml._native import join_plain
-from mpiml.contents import value_in
+from mpiml.contents import own, value_in
 from mpiml.engine import Engine
 from mpiml.errors import DeadlineError, ServiceGoneError, Stopped, UnknownMethodError
 from mpiml.futures import Future
 from mpiml.payload import BORROW, Packed, pack_call
 from mpiml.scope import Scope, current_scope
-from mpiml.server import own
 from mpiml.wire import FLAG_NESTED, REQUEST
 
 __all__ = ["Reply", "Target"]

@@ -345,6 +345,6 @@ def test_iterating_ends_with_the_program(mode):
 
         def _stop(self):
             mpiml.context().stop()
-            self.event.set()
+            threading.Timer(0.3, self.event.set).start()  # the end has to wait for the method
 
     play(mode, body, src=Stopper, concurrency=2)
