@@ -8,7 +8,7 @@ have entered are finished by all. Pure state: what to send is returned, not sent
 
 import threading
 
-from mpiml.futures import Wait
+from mpiml.waits import Wait
 
 __all__ = ["Agreement", "Tally"]
 

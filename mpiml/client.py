@@ -9,10 +9,9 @@ import time
 from typing import Any
 
 from mpiml.errors import UsageError
-from mpiml.futures import Future
 from mpiml.payload import BORROW, SNAPSHOT, pack_call
 from mpiml.streams import WINDOW, Inbox, Stream
-from mpiml.target import Reply, Target
+from mpiml.target import Reply, Target, future_class
 from mpiml.wire import FLAG_STREAM
 
 __all__ = ["Blocking", "Client", "NodeClient", "Streaming", "Submitting"]
@@ -72,7 +71,7 @@ class Submitting(_Bound):
         target = self._target
         if target.timeout is None and args and not kwargs and target.rank != target.engine.rank:
             scope = target.calling_scope()
-            future = Future(target.engine, target.title, self._name, target.vertex)
+            future = future_class()(target.engine, target.title, self._name, target.vertex)
             if target.post(self._key, args, future, scope):
                 return future
         if target.timeout is None:

@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 
-from mpiml.futures import Wait
+from mpiml.waits import Wait
 
 __all__ = ["Peer"]
 

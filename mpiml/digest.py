@@ -147,21 +147,20 @@ def _versions() -> list[tuple[str, str]]:
 
 def _numpy_version() -> str:
     """Return NumPy's version, from its file where this rank has not loaded it (others may)."""
-    numpy = sys.modules.get("numpy")
-    if numpy is None:
+    if "numpy" not in sys.modules:
         from importlib.util import find_spec
 
         spec = find_spec("numpy")
         if spec is None or spec.origin is None:
             return "not installed"
-        with contextlib.suppress(OSError), open(
-            os.path.join(os.path.dirname(spec.origin), "version.py"), encoding="utf-8"
-        ) as stream:
+        file = os.path.join(os.path.dirname(spec.origin), "version.py")
+        with contextlib.suppress(OSError), open(file, encoding="utf-8") as stream:
             found = re.search(r'^version = "([^"]+)"$', stream.read(), re.MULTILINE)
             if found is not None:
                 return found[1]
-        import numpy
-    return str(numpy.__version__)
+    import numpy as np
+
+    return str(np.__version__)
 
 
 def _sources(file: str, folder: str) -> list[tuple[str, str]]:

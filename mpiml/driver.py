@@ -19,8 +19,8 @@ from typing import Any
 from mpiml import _native
 from mpiml.callbacks import callbacks
 from mpiml.errors import ServiceGoneError, Stopped
-from mpiml.futures import Wait
 from mpiml.scope import Scope
+from mpiml.waits import Wait
 
 __all__ = ["Driver", "Sleeper"]
 

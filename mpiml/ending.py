@@ -16,7 +16,7 @@ from mpiml.agree import Tally
 from mpiml.contents import parts
 from mpiml.control import FINISHED, STUCK, Note
 from mpiml.engine import Engine
-from mpiml.futures import Wait
+from mpiml.waits import Wait
 from mpiml.wire import (
     AGREE_COUNT,
     AGREE_TARGET,

@@ -5,17 +5,19 @@ frame is handed over on the stack of its sender.
 """
 
 import itertools
-import traceback
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpiml import wire
 from mpiml.credit import Peer
 from mpiml.driver import Driver
 from mpiml.errors import ServiceGoneError
-from mpiml.futures import Future, Wait
 from mpiml.scope import Scope
+from mpiml.waits import Wait
 from mpiml.wire import CREDIT, FLAG_BODY_APART, HEADER, Frame
+
+if TYPE_CHECKING:
+    from mpiml.futures import Future
 
 __all__ = ["APART", "Engine", "Handler"]
 
@@ -81,6 +83,8 @@ class Engine(Driver):
 
     def log_exception(self, text: str) -> None:
         """Log the exception being handled, with its traceback."""
+        import traceback
+
         self.log(f"{text}\n{traceback.format_exc()}")
 
     # -- sending ---------------------------------------------------------------------------
@@ -198,11 +202,13 @@ class Engine(Driver):
         """Drop a call; whether it was still open."""
         return self.pending.pop(future.id, None) is not None
 
-    def unseen(self, future: Future) -> None:
+    def unseen(self, future: "Future") -> None:
         """Log, once per method, the error of a future that nobody looked at."""
         about = future.about
         count = self._unseen[about] = self._unseen.get(about, 0) + 1
         if count == 1 and not self.closed:
+            import traceback
+
             try:
                 assert future._decode is not None
                 future._decode()

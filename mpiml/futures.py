@@ -1,9 +1,9 @@
 """Futures: what a call in flight is, and how threads and coroutines wait for it.
 
-`Wait` is the least a thread can wait for: a flag that somebody sets. `Future` is a
-`concurrent.futures.Future`, so that the standard library's ``wait``, ``as_completed`` and
-``asyncio.wrap_future`` take it, but it creates its lock only when one of them asks: a call
-takes a few microseconds and a `threading.Condition` alone would cost two of them.
+`Future` is a `concurrent.futures.Future`, so that the standard library's ``wait``,
+``as_completed`` and ``asyncio.wrap_future`` take it, but it creates its lock only when one of
+them asks: a call takes a few microseconds and a `threading.Condition` alone would cost two of
+them. The standard library's module loads `logging`, so this one is loaded with the first future.
 """
 
 import contextvars
@@ -19,21 +19,12 @@ from mpiml.callbacks import await_in, callbacks, wake
 from mpiml.contents import value_in
 from mpiml.errors import DeadlineError, UsageError
 from mpiml.scope import Scope, current_scope
+from mpiml.waits import Wait
 
-__all__ = ["Future", "Wait", "gather", "wait"]
+__all__ = ["Future", "gather", "wait"]
 
 PENDING, CANCELLED, FINISHED = _base.PENDING, _base.CANCELLED_AND_NOTIFIED, _base.FINISHED
 _lazy = threading.Lock()
-
-
-class Wait:
-    """Something a thread waits for in the engine: a flag, set once."""
-
-    __slots__ = ("about", "ready")
-
-    def __init__(self, about: str = "") -> None:
-        self.ready = False
-        self.about = about
 
 
 class Future(_base.Future):  # type: ignore[type-arg]

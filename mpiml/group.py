@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
 from mpiml.client import Client
-from mpiml.futures import gather
 from mpiml.later import refuse
 
 __all__ = ["ClientGroup"]
@@ -16,16 +15,14 @@ _GROUP_VERBS = ("scatter", "least_loaded", "reduced")
 class _Each:
     """A method on every member of a group."""
 
-    __slots__ = ("_bound", "_gather")
+    __slots__ = ("_bound",)
 
-    def __init__(self, bound: list[Any], gather_results: bool) -> None:
+    def __init__(self, bound: list[Any]) -> None:
         self._bound = bound
-        self._gather = gather_results
 
     def __call__(self, *args: Any, **kwargs: Any) -> list[Any]:
         """Call all replicas at once; a list in their order."""
-        futures = [bound(*args, **kwargs) for bound in self._bound]
-        return gather(futures) if self._gather else futures
+        return [bound(*args, **kwargs) for bound in self._bound]
 
 
 class _GroupFutures:
@@ -37,7 +34,7 @@ class _GroupFutures:
     def __getattr__(self, name: str) -> _Each:
         if name.startswith("__"):
             raise AttributeError(name)
-        return _Each([getattr(c.futures, name) for c in self._clients], False)
+        return _Each([getattr(c.futures, name) for c in self._clients])
 
 
 class ClientGroup:

@@ -9,13 +9,13 @@ from mpiml.agree import Agreement
 from mpiml.aio import Loop, is_async, start_async
 from mpiml.batching import Batcher, start_batched
 from mpiml.errors import Stopped
-from mpiml.futures import Wait
 from mpiml.graph import Vertex
 from mpiml.handles import bind
 from mpiml.nodes import PyNode, ServiceNode, served_methods
 from mpiml.scope import BodyScope, current_scope, enter, leave
 from mpiml.server import MethodScope, Request, Server
 from mpiml.streams import start_stream
+from mpiml.waits import Wait
 
 __all__ = ["HostedNode", "has_body"]
 

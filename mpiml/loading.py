@@ -11,6 +11,7 @@ from typing import Any
 from mpiml.errors import UsageError
 from mpiml.program import Program
 from mpiml.settings import FILL
+from mpiml.signatures import accepts
 
 __all__ = ["Help", "answering_help", "call_build", "check_file", "load"]
 
@@ -151,13 +152,7 @@ def call_build(build: Callable[..., object], args: tuple[str, ...] = ()) -> Prog
     Help
         ``--help`` is among the arguments.
     """
-    import inspect
-
-    try:
-        inspect.signature(build).bind()
-        complete = not args
-    except TypeError:  # a parameter without a default: tyro says which
-        complete = False
+    complete = not args and _callable_as_it_is(build)  # if not, tyro says what is missing
     positional, keywords = ((), {}) if complete else _read(build, args)
     program = build(*positional, **keywords)
     if not isinstance(program, Program):
@@ -167,6 +162,18 @@ def call_build(build: Callable[..., object], args: tuple[str, ...] = ()) -> Prog
             f"mpiml.Program, got {type(program).__name__}.{hint}",
         )
     return program
+
+
+def _callable_as_it_is(build: Callable[..., object]) -> bool:
+    if accepts(build, (), ()):
+        return True
+    import inspect
+
+    try:
+        inspect.signature(build).bind()
+    except TypeError:
+        return False
+    return True
 
 
 def _read(

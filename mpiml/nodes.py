@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Final
 
 from mpiml.errors import UsageError
+from mpiml.signatures import accepts
 
 __all__ = [
     "RESERVED",
@@ -98,7 +99,9 @@ class Node:
     def _check_signature(
         self, function: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        import inspect  # NumPy has loaded it
+        if accepts(function, args, kwargs):
+            return
+        import inspect  # to say what is wrong
 
         try:
             signature = inspect.signature(function)

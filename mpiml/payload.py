@@ -85,15 +85,14 @@ class Packed(NamedTuple):
 
 
 # Packed(...) takes twice the time.
-_new: Callable[[type[Packed], tuple[int, bytes, list[memoryview]]], Packed]
-_new = tuple.__new__
+_new: Callable[[type[Packed], tuple[int, bytes, list[memoryview]]], Packed] = tuple.__new__
 
 
 def give(value: Any) -> Any:
     """Mark an argument or result as not changed any more until it has arrived.
 
-    Its memory is then sent as it is, where a copy would have been made. At any depth of the
-    value; the receiver gets the value itself.
+    Its memory is then sent as it is, at any depth of the value, where a copy would have been
+    made; the receiver gets the value itself.
 
     Parameters
     ----------
@@ -141,7 +140,7 @@ def pack(value: Any, mode: int = SNAPSHOT, what: str = "the argument") -> Packed
     packed = _flat_one(value) if kind in _WITH_CODE else _simple(value, kind)
     if packed is not None:
         return packed
-    owned = _owned(value, count) if mode == RESULT else _NOTHING
+    owned = _owned(value, count) if mode == RESULT and _WITH_CODE else _NOTHING
     seen: dict[int, Blob] = {}
     blobs = tuple([_blob(v, seen) for v in value]) if kind is tuple else _blob(value, seen)
     try:
@@ -258,17 +257,9 @@ def _rebuild_first(*spec: Any) -> Any:
     return _rebuild(*spec)
 
 
-def _owns_none(root: Any, count: int) -> frozenset[int]:
-    return _NOTHING
-
-
-def _no_spec(value: Any) -> None:
-    return None
-
-
-_owned: Callable[[Any, int], frozenset[int]] = _owns_none
-_rebuild: Callable[..., Any] = _rebuild_first
-_spec_of: Callable[[Any], tuple[Any, ...] | None] = _no_spec
+_rebuild: Callable[..., Any] = _rebuild_first  # the others are asked once arrays are met
+_spec_of: Callable[[Any], tuple[Any, ...] | None]
+_owned: Callable[[Any, int], frozenset[int]]
 
 
 def _simple(value: Any, kind: type) -> Packed | None:
@@ -286,8 +277,7 @@ def _simple(value: Any, kind: type) -> Packed | None:
     if items and len(items) <= _FEW:
         if _ATOMS.issuperset(map(type, items)):
             return _new(Packed, (ENC_PICKLE, dumps(value, 5), []))
-        packed = _flat(items, value, names)
-        if packed is not None:
+        if (packed := _flat(items, value, names)) is not None:
             return packed
     return _quick(value, items)
 
@@ -295,9 +285,7 @@ def _simple(value: Any, kind: type) -> Packed | None:
 def _flat_one(value: Any) -> Packed | None:
     """Encode a small array or a NumPy scalar, in a third of the time of the careful pickler."""
     spec = _spec_of(value)
-    if spec is None:
-        return None
-    return _new(Packed, (ENC_FLAT, dumps((-1, spec, ()), 5), []))
+    return None if spec is None else _new(Packed, (ENC_FLAT, dumps((-1, spec, ()), 5), []))
 
 
 def _flat(items: Collection[Any], value: Any, names: tuple[Any, ...] | None) -> Packed | None:
@@ -394,14 +382,13 @@ def _special(items: Collection[Any]) -> bool:
 
 
 def _refuse(buffer: Any) -> bool:
-    raise BufferError("an array: for the careful pickler")
+    raise BufferError  # an array: for the careful pickler
 
 
 def _blob(item: Any, seen: dict[int, Blob]) -> Any:
     """Wrap large bytes, so that they do not go inside the body."""
-    if type(item) not in (bytes, bytearray) or len(item) < LARGE:
-        return item
-    return seen.setdefault(id(item), Blob(item))
+    large = type(item) in (bytes, bytearray) and len(item) >= LARGE
+    return seen.setdefault(id(item), Blob(item)) if large else item
 
 
 def _unreadable(encoding: int) -> UsageError:

@@ -60,7 +60,7 @@ class _Sink:
         self.alias = alias
         self.owned = owned
         self.buffers: list[memoryview] = []
-        self.foreign = _reduce_foreign if arrays_known() and foreign_loaded() else None
+        self.foreign = _reduce_foreign if foreign_loaded() else None
         self.given = 0
 
     def add(self, memory: memoryview, lent: bool = False) -> None:
@@ -123,6 +123,8 @@ def pickled(value: Any) -> bytes:
 def _dump(
     make: Any, value: Any, alias: bool, owned: Set[int]
 ) -> tuple[bytes, list[memoryview]]:
+    if _reduce_foreign is None:
+        arrays_known()
     sink = _Sink(alias, owned)
     file = io.BytesIO()
     pickler = make(file, 5, buffer_callback=sink.take)

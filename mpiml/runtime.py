@@ -12,7 +12,6 @@ from mpiml.control import Note
 from mpiml.ending import Ending
 from mpiml.engine import Engine
 from mpiml.failure import Failures
-from mpiml.futures import Wait
 from mpiml.graph import Vertex
 from mpiml.group import ClientGroup
 from mpiml.hosting import HostedNode, has_body
@@ -22,6 +21,7 @@ from mpiml.references import Handle
 from mpiml.routing import Router, close_streams
 from mpiml.scope import Scope, enter, leave, owners
 from mpiml.target import Target
+from mpiml.waits import Wait
 
 __all__ = ["Runtime", "Settings"]
 

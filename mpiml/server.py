@@ -16,11 +16,11 @@ from mpiml._native import join_plain
 from mpiml.contents import own, parts
 from mpiml.engine import APART, Engine
 from mpiml.errors import ServiceGoneError, UnknownMethodError
-from mpiml.futures import Wait
 from mpiml.payload import BORROW, RESULT, Packed, pack, pack_error, unpack_call
 from mpiml.scope import enter, leave
 from mpiml.tracebacks import remote_text
 from mpiml.turns import MethodScope, Turn
+from mpiml.waits import Wait
 from mpiml.wire import ERROR, FLAG_STREAM, REPLY, Frame
 
 __all__ = ["MethodScope", "Request", "Server", "Task", "Wrapper", "remote_text"]

@@ -15,11 +15,11 @@ from typing import Any
 from mpiml.callbacks import await_in, wake
 from mpiml.contents import own
 from mpiml.errors import DeadlineError, UsageError
-from mpiml.futures import Wait
 from mpiml.payload import BORROW, RESULT, pack
 from mpiml.scope import Scope, current_scope
 from mpiml.server import Request, Server
 from mpiml.turns import MethodScope
+from mpiml.waits import Wait
 from mpiml.wire import (
     FLAG_STREAM,
     ITEM,

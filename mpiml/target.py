@@ -1,18 +1,29 @@
 """Where the calls of a client go: how a request is sent, and what waits for its reply."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from mpiml._native import join_plain
 from mpiml.contents import own, value_in
 from mpiml.engine import Engine
 from mpiml.errors import DeadlineError, ServiceGoneError, Stopped, UnknownMethodError
-from mpiml.futures import Future
 from mpiml.payload import BORROW, Packed, pack_call
 from mpiml.scope import Scope, current_scope
 from mpiml.wire import FLAG_NESTED, REQUEST
 
-__all__ = ["Reply", "Target"]
+if TYPE_CHECKING:
+    from mpiml.futures import Future
+
+__all__ = ["Reply", "Target", "future_class"]
+
+
+@cache
+def future_class() -> "type[Future]":
+    """Return `Future`, loaded by the first call that makes one: blocking calls can do without."""
+    from mpiml.futures import Future
+
+    return Future
 
 
 class Target:
@@ -169,7 +180,7 @@ class Target:
         if self.rank == self.engine.rank:
             mode = BORROW  # copied once, in send
         packed = pack_call(args, kwargs, mode)
-        future = Future(self.engine, self.title, name, self.vertex)
+        future = future_class()(self.engine, self.title, name, self.vertex)
         self.send(name.encode(), packed, future, scope, 0, 0, deadline)
         return future, scope
 

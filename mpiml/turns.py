@@ -4,8 +4,8 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from mpiml.callbacks import wake
-from mpiml.futures import Wait
 from mpiml.scope import Scope
+from mpiml.waits import Wait
 
 __all__ = ["MethodScope", "Turn"]
 

@@ -7,8 +7,8 @@ import pytest
 
 from mpiml.driver import Driver
 from mpiml.errors import ServiceGoneError, Stopped
-from mpiml.futures import Wait
 from mpiml.scope import BodyScope
+from mpiml.waits import Wait
 
 LIMIT = 20.0
 

@@ -21,10 +21,12 @@ FLOORS = {
         ["mpiml.config", "mpiml.later", "mpiml.settings"],
     ],
     "logic": [
-        ["mpiml.arrays", "mpiml.control", "mpiml.hosts", "mpiml.references", "mpiml.scope"],
-        ["mpiml.tracebacks"],
+        ["mpiml.control", "mpiml.hosts", "mpiml.libraries", "mpiml.references", "mpiml.scope"],
+        ["mpiml.signatures", "mpiml.waits"],
+        ["mpiml.payload_memory", "mpiml.tracebacks"],
         ["mpiml.callbacks", "mpiml.cores", "mpiml.handles", "mpiml.nodes", "mpiml.wire"],
-        ["mpiml.payload_memory", "mpiml.payload_owned"],
+        ["mpiml.arrays", "mpiml.payload_owned"],
+        ["mpiml.payload_arrays"],
         ["mpiml.payload_pickler"],
         ["mpiml.payload_errors"],
         ["mpiml.payload"],
@@ -56,7 +58,7 @@ FLOORS = {
         ["mpiml.rpc"],
     ],
     # below launch, which reads the command line when it is given the function
-    "command line": [["mpiml.loading"], ["mpiml.cmdline"]],
+    "command line": [["mpiml.loading"], ["mpiml.options"], ["mpiml.cmdline"]],
     "launch": [
         ["mpiml.agree"],
         ["mpiml.ending", "mpiml.hosting", "mpiml.routing", "mpiml.survey"],
