@@ -226,24 +226,27 @@ class Survey:
         """Look now and then; ask the others only once everybody here has waited long enough."""
         step = max(0.05, min(1.0, self._limit / 4))
         pause = step
-        reported = False
+        seen = 0  # how often in a row everybody was found waiting
         while not self._closed.wait(pause) and not self._runtime.stopping:
             pause = step
             waited, _ = self.local()
             if waited < self._limit:
-                reported = False
+                seen = 0
                 continue
             answers = self.ask()
             waited = min(since for since, _ in answers.values()) if answers else 0.0
             complete = len(answers) == self._runtime.engine.size
-            if waited < self._limit or not complete:
-                pause = max(step, self._limit - waited)  # not before it can have come true
-                reported = False
+            called = any("! " in text for _, text in answers.values())
+            if waited < self._limit or not complete or not called:
+                # not before it can have come true
+                pause = max(step, self._limit - (waited if waited < self._limit else 0.0))
+                seen = 0
+                continue
+            seen += 1
+            if seen == 1:  # look again: an answer may have been on its way
                 continue
             pause = max(step, self._limit)
-            called = any("! " in text for _, text in answers.values())
-            if called and not reported and not self._runtime.stopping:
-                reported = True
+            if seen == 2 and not self._runtime.stopping:
                 head = (
                     f"mpiml: {self._runtime.name}: every node has waited for "
                     f"{self._limit:g} s or more. Who waits for whom:"
