@@ -84,6 +84,8 @@ class Driver:
 
     def shut(self) -> None:
         """End the helper and every wait. Local; a second call does nothing."""
+        if self.closed:
+            return
         self.closed = True
         self.interrupt()
         helper = self._helper
@@ -91,7 +93,9 @@ class Driver:
             self._helper_wait.ready = True
             self._wake_helper()
             helper.join(5.0)
-        if self.link is not None:
+        # The seat is kept for good: a thread that a program has left behind, in a method that
+        # never ended, say, must not poll what is freed here.
+        if self.link is not None and self._seat.acquire(True, 5.0):
             self.link.close()
 
     def later(self, action: Callable[[], None]) -> None:

@@ -29,6 +29,10 @@ from mpiml.wire import (
 __all__ = ["Ending"]
 
 
+# Collectives that a program has given up: MPI may still write to the buffers they hold.
+_given_up: list[Any] = []
+
+
 class Ending:
     """One rank's part in the end of a program.
 
@@ -208,6 +212,7 @@ class Ending:
         pause = 0.00002
         while not request.Test():
             if until():
+                _given_up.append(request)
                 return False
             self.rest(pause)
             pause = min(pause * 1.5, 0.002)

@@ -24,6 +24,7 @@ __all__ = ["Bell", "Deliver", "MpiLink", "SharedBell", "SleepBell"]
 TAG_FRAME, TAG_DATA = 1, 2
 SLOT = 1 << 15  # the largest frame that comes without being announced
 _BYTE = MPI.BYTE
+_graveyard: list[Any] = []  # memory that must outlive its program
 Deliver = Callable[[int, Frame, Sequence[Any]], None]
 
 
@@ -157,6 +158,8 @@ class MpiLink:
         Local: the memory of `buffers` must stay unchanged until it has been sent; a reference
         is kept until then.
         """
+        if self._closed:
+            return  # from a thread that the program has left behind: nobody receives any more
         if len(message) > SLOT:
             buffers = [message, *buffers]
             message = wire.join(ANNOUNCE, 0, 0, lengths=(len(message),))
@@ -277,6 +280,9 @@ class MpiLink:
         if self._closed:
             return
         self._closed = True
+        # Given up with transfers under way, the library may still read and write their memory.
+        _graveyard.extend(self._sending)
+        _graveyard.extend(self._receiving)
         if self._armed:
             self._slot.Cancel()
             self._slot.Wait()

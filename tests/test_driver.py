@@ -220,3 +220,27 @@ def test_an_error_in_a_handler_is_told_not_swallowed(driver):
     with pytest.raises(ZeroDivisionError):
         driver.wait(Wait(), time.monotonic() + LIMIT, None)
     assert isinstance(told[0], ZeroDivisionError)
+
+
+def test_shutting_waits_for_the_thread_that_polls():
+    driver = Driver(0, 0)
+    link = Link()
+    inside, leave = threading.Event(), threading.Event()
+    closed_inside = []
+
+    def slow():
+        inside.set()
+        leave.wait(LIMIT)
+        closed_inside.append(link.closed)
+
+    driver.connect(link)
+    link.put(slow)
+    thread = start(lambda: pytest.raises(ServiceGoneError, driver.wait, Wait("x"), None, None))
+    assert inside.wait(LIMIT)
+    threading.Timer(0.05, leave.set).start()
+    driver.shut()
+    thread.join(LIMIT)
+    assert closed_inside == [False]
+    assert link.closed
+    with pytest.raises(ServiceGoneError):  # and nobody polls any more
+        driver.wait(Wait("y"), None, None)
