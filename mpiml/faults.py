@@ -9,7 +9,6 @@ import os
 import select
 import signal
 import threading
-import traceback
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
@@ -177,6 +176,8 @@ def _run(function: Callable[..., None], *args: Any) -> None:
     try:
         function(*args)
     except Exception:
+        import traceback
+
         traceback.print_exc()
 
 
@@ -325,6 +326,8 @@ def install_excepthooks(
         try:
             fail(error, args.thread)
         except Exception:
+            import traceback
+
             traceback.print_exc()
             previous(args)
 
@@ -370,4 +373,6 @@ def _after_fork() -> None:
         try:
             function()
         except Exception:
+            import traceback
+
             traceback.print_exc()

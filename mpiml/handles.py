@@ -6,7 +6,6 @@ tuples, named tuples, dicts (keys too), dataclass instances, subclasses of these
 `Deferred`, at any depth; shared and cyclic containers stay so.
 """
 
-import copy
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -106,7 +105,9 @@ class _Binder:
             return self.deferred(value, key)
         if isinstance(value, tuple):
             return self.tuple(value, key)
-        new = self.built[key] = copy.copy(value)  # before its parts, which may hold it
+        from copy import copy
+
+        new = self.built[key] = copy(value)  # before its parts, which may hold it
         if isinstance(value, list):
             new[:] = [self.build(item) for item in value]
         elif isinstance(value, dict):

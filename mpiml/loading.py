@@ -3,9 +3,9 @@
 Nothing here touches MPI, prints, or exits, so of many ranks one can speak for all.
 """
 
+import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from mpiml.errors import UsageError
@@ -39,15 +39,15 @@ def answering_help(load: Callable[[], Program], speaks: bool) -> Callable[[], Pr
     return answering
 
 
-def check_file(file: Path) -> None:
+def check_file(file: str | os.PathLike[str]) -> None:
     """Raise a `UsageError` where `file` is not a file. Local: no MPI."""
-    if file.is_dir():
+    if os.path.isdir(file):
         raise UsageError(f"{file}: expected a Python file, got a folder.")
-    if not file.exists():
-        raise UsageError(f"{file}: there is no such file (looked in {Path.cwd()}).")
+    if not os.path.exists(file):
+        raise UsageError(f"{file}: there is no such file (looked in {os.getcwd()}).")
 
 
-def load(file: Path, name: str = "build") -> Callable[..., object]:
+def load(file: str | os.PathLike[str], name: str = "build") -> Callable[..., object]:
     """Import `file` under its own name and return its function `name`.
 
     Local: so the guard ``if __name__ == "__main__"`` stays closed, and classes of the file
@@ -61,7 +61,7 @@ def load(file: Path, name: str = "build") -> Callable[..., object]:
         Whatever the file raises while it is imported.
     """
     check_file(file)
-    module = _import(file.absolute())
+    module = _import(os.path.join(os.getcwd(), file))
     build = getattr(module, name, None)
     if build is None:
         raise UsageError(_no_build(file, name, module))
@@ -73,7 +73,7 @@ def load(file: Path, name: str = "build") -> Callable[..., object]:
     return build  # type: ignore[no-any-return]
 
 
-def _no_build(file: Path, name: str, module: object) -> str:
+def _no_build(file: str | os.PathLike[str], name: str, module: object) -> str:
     functions = [
         key for key, value in vars(module).items()
         if callable(value) and getattr(value, "__module__", None) == vars(module)["__name__"]
@@ -88,20 +88,22 @@ def _no_build(file: Path, name: str, module: object) -> str:
     )
 
 
-def _import(path: Path) -> object:
+def _import(path: str) -> object:
     import importlib.machinery
     import importlib.util
 
-    name = path.stem.replace(".", "_")  # a dot would ask for a package of that name
+    folder, base = os.path.split(path)
+    # a dot would ask for a package of that name
+    name = os.path.splitext(base)[0].replace(".", "_")
     known = sys.modules.get(name)
     if known is not None and _same(getattr(known, "__file__", None), path):
         return known
     _refuse_taken(name, path)
     if sys.path:
-        sys.path[0] = str(path.parent)
+        sys.path[0] = folder
     else:
-        sys.path.append(str(path.parent))
-    loader = importlib.machinery.SourceFileLoader(name, str(path))
+        sys.path.append(folder)
+    loader = importlib.machinery.SourceFileLoader(name, path)
     spec = importlib.util.spec_from_file_location(name, path, loader=loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
@@ -114,11 +116,11 @@ def _import(path: Path) -> object:
     return module
 
 
-def _same(file: str | None, path: Path) -> bool:
-    return file is not None and Path(file).exists() and path.samefile(file)
+def _same(file: str | None, path: str) -> bool:
+    return file is not None and os.path.exists(file) and os.path.samefile(path, file)
 
 
-def _refuse_taken(name: str, path: Path) -> None:
+def _refuse_taken(name: str, path: str) -> None:
     """Refuse numpy.py: everything imported later would find it in numpy's place."""
     import importlib.util
 
@@ -133,7 +135,7 @@ def _refuse_taken(name: str, path: Path) -> None:
             owner = spec.origin
     if owner is not None:
         raise UsageError(
-            f"{path.name}: the module name {name!r} is taken ({owner}), and classes of a "
+            f"{os.path.basename(path)}: the module name {name!r} is taken ({owner}), and classes of a "
             f"program are pickled by it. Rename the file, to my_{name}.py for instance.",
         )
 
@@ -191,7 +193,8 @@ def _read(
             f"`{sys.executable} -m pip install tyro`.",
         ) from error
     stdout, stderr = io.StringIO(), io.StringIO()
-    file = Path(build.__code__.co_filename).name if hasattr(build, "__code__") else "build"
+    code = getattr(build, "__code__", None)
+    file = "build" if code is None else os.path.basename(code.co_filename)
     try:
         with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
             return tyro.cli(

@@ -128,7 +128,7 @@ def _abort() -> None:
 
 def _program(options: Options) -> Program:
     assert options.file is not None
-    sys.argv = [str(options.file), *options.build_args]  # as the file would see it as a script
+    sys.argv = [options.file, *options.build_args]  # as the file would see it as a script
     return call_build(load(options.file, options.build), options.build_args)
 
 

@@ -1,19 +1,21 @@
 """Who waits for whom: what each node of a rank is doing, with the lines of user code."""
 
+import os
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpiml.wire import WAITS, WAITS_QUERY, Frame
 
+if TYPE_CHECKING:
+    from traceback import FrameSummary
+
 __all__ = ["Survey", "stack_of", "where"]
 
-_HERE = str(Path(__file__).parent)
+_HERE = os.path.dirname(__file__)
 
 
 def where(frame: FrameType | None) -> str:
@@ -24,7 +26,7 @@ def where(frame: FrameType | None) -> str:
         frame = frame.f_back
     if frame is None:
         return "no user code"
-    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_name}"
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno} in {frame.f_code.co_name}"
 
 
 def _is_library(file: str) -> bool:
@@ -33,6 +35,8 @@ def _is_library(file: str) -> bool:
 
 def stack_of(node: Any) -> str:
     """Return the stacks of the threads that belong to `node`, user code only, as text."""
+    import traceback
+
     frames = sys._current_frames()
     names = {f"mpiml {node.title}", f"mpiml loop {node.title}"}
     main = len(node.runtime.nodes) == 1 or node.calling_back
@@ -47,9 +51,11 @@ def stack_of(node: Any) -> str:
     return "\n".join(parts).rstrip() or "  (no Python thread of this node was found)"
 
 
-def _user_code(frame: FrameType) -> list[traceback.FrameSummary]:
+def _user_code(frame: FrameType) -> "list[FrameSummary]":
     """Return the frames that mpiml called, without its own and those of whoever called it."""
-    stack = traceback.extract_stack(frame)
+    from traceback import extract_stack
+
+    stack = extract_stack(frame)
     start = next((i for i, f in enumerate(stack) if f.filename.startswith(_HERE)), 0)
     for part in (stack[start:], stack):  # the whole of a thread that mpiml has not started
         theirs = [f for f in part if not f.filename.startswith(_HERE)]

@@ -168,7 +168,7 @@ def test_exit_status(status, asked, killed, expected):
 
 def test_the_ranks_get_the_same_python_and_options():
     launcher = Launcher(Path("/x/mpiexec"), Mpi("openmpi", (5,)))
-    options = Options(n=4, seed=3, file=Path("a.py"), build="make", build_args=("--k", "1"))
+    options = Options(n=4, seed=3, file="a.py", build="make", build_args=("--k", "1"))
     assert command(launcher, options, "/x/python") == [
         "/x/mpiexec", "--stdin", "none", "-n", "4", "/x/python", "-m", "mpiml.run", "--seed", "3", "a.py:make",
         "--k", "1",
