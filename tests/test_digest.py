@@ -433,3 +433,32 @@ def test_a_value_that_holds_itself_is_refused():
     cycle.append(cycle)
     with pytest.raises(UsageError, match="holds itself"):
         stable_hash(cycle)
+
+
+VERSION = """
+import sys
+from mpiml.digest import _versions
+without = dict(_versions())["version of numpy"]
+assert "numpy" not in sys.modules
+import numpy
+assert without == numpy.__version__ == dict(_versions())["version of numpy"], without
+"""
+
+
+def test_the_version_of_numpy_is_the_same_whether_a_rank_has_loaded_it_or_not():
+    subprocess.run([sys.executable, "-c", VERSION], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("text", [None, "", "version = get_versions()"])
+def test_a_numpy_whose_file_does_not_tell_is_loaded(tmp_path, text):
+    package = tmp_path / "numpy"
+    package.mkdir()
+    (package / "__init__.py").write_text("__version__ = '1.2.3'\n")
+    if text is not None:
+        (package / "version.py").write_text(text)
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "from mpiml.digest import _versions\n"
+        "assert dict(_versions())['version of numpy'] == '1.2.3'\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
