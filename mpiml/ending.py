@@ -29,8 +29,8 @@ from mpiml.wire import (
 __all__ = ["Ending"]
 
 
-# Collectives that a program has given up: MPI may still write to the buffers they hold.
-_given_up: list[Any] = []
+# Buffers of sums that are not done, or that a program has given up: MPI may still write there.
+_lent: dict[int, Any] = {}
 
 
 class Ending:
@@ -205,14 +205,17 @@ class Ending:
         from array import array
 
         out, given = array("q", bytes(8 * len(values))), array("q", values)
-        return out.tolist() if self.finish(comm.Iallreduce(given, out), until) else None
+        _lent[id(out)] = (out, given)  # the request itself does not keep them
+        if not self.finish(comm.Iallreduce(given, out), until):
+            return None
+        del _lent[id(out)]
+        return out.tolist()
 
     def finish(self, request: Any, until: Callable[[], bool]) -> bool:
         """Drive progress until a nonblocking collective is done; False if given up."""
         pause = 0.00002
         while not request.Test():
             if until():
-                _given_up.append(request)
                 return False
             self.rest(pause)
             pause = min(pause * 1.5, 0.002)
