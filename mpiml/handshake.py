@@ -12,7 +12,6 @@ import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from mpiml import world
 from mpiml.digest import digest, first_difference
 from mpiml.errors import GraphMismatchError, RemoteError, UsageError
 from mpiml.hosts import FACTS_SIZE, Facts, local_facts
@@ -115,7 +114,7 @@ def exchange(
     if error is not None:
         usage = isinstance(error, UsageError)
         own = own._replace(state=USAGE if usage else FAULT, status=2 if usage else 1)
-    answers = world.exchange_record(comm, own.pack())
+    answers = _world().exchange_record(comm, own.pack())
     records = [Record.unpack(data, rank) for rank, data in enumerate(answers)]
     failed = [rank for rank, record in enumerate(records) if record.state != READY]
     if failed:
@@ -132,7 +131,7 @@ def _compare(comm: Any, lines: Sequence[tuple[str, str]]) -> None:
     the next program of the same process must not fail for it.
     """
     joined = _BETWEEN.join(f"{name}{_INSIDE}{value}" for name, value in lines)
-    answers = world.exchange_text(comm, joined.encode(errors="backslashreplace"))
+    answers = _world().exchange_text(comm, joined.encode(errors="backslashreplace"))
     everything = [
         [_pair(line) for line in data.decode(errors="replace").split(_BETWEEN)]
         for data in answers
@@ -164,7 +163,7 @@ def _failure(comm: Any, error: BaseException | None, rank: int) -> BaseException
         packed = pack_error(error)
         trace = "".join(traceback.format_exception(error)).encode(errors="backslashreplace")
         data = _ERROR.pack(packed.encoding, len(trace)) + trace + bytes(packed.body)
-    data = world.exchange_text(comm, data)[rank]
+    data = _world().exchange_text(comm, data)[rank]
     if error is None:
         encoding, length = _ERROR.unpack_from(data)
         start = _ERROR.size
@@ -173,3 +172,10 @@ def _failure(comm: Any, error: BaseException | None, rank: int) -> BaseException
         error.__cause__ = RemoteError(f"while the program was built on rank {rank}:\n{stack}")
     error.mpiml_rank = rank  # type: ignore[attr-defined]
     return error
+
+
+def _world() -> Any:
+    """Import what needs MPI: earlier, mpi4py.MPI would be imported without initialising MPI."""
+    from mpiml import world
+
+    return world

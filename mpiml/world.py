@@ -12,9 +12,13 @@ from typing import Any
 
 from mpi4py import rc
 
-rc.initialize = False  # importing mpiml's modules must not start MPI
+# MPI is initialised by `start`, once it is decided that this process uses it. So this module
+# is imported only on the way there: whoever imports mpi4py.MPI after it gets it as it is.
+_initialize, rc.initialize = rc.initialize, False
 
 from mpi4py import MPI  # noqa: E402
+
+rc.initialize = _initialize
 
 from mpiml.errors import UsageError  # noqa: E402
 

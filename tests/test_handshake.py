@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from mpiml import handshake, world
+from mpiml import handshake
 from mpiml.errors import GraphMismatchError, RemoteError, UsageError
 from mpiml.handshake import SIZE, Record, alone, exchange
 
@@ -40,8 +40,12 @@ class FakeRank:
 @pytest.fixture
 def together(monkeypatch):
     """Return a function that runs `exchange` on ranks with these lines and errors."""
-    monkeypatch.setattr(world, "exchange_record", lambda comm, data: comm.give(data))
-    monkeypatch.setattr(world, "exchange_text", lambda comm, data: comm.give(data))
+
+    class World:
+        exchange_record = staticmethod(lambda comm, data: comm.give(data))
+        exchange_text = exchange_record
+
+    monkeypatch.setattr(handshake, "_world", lambda: World)
 
     def run(lines, errors=None, attached=None):
         fake = Fake(len(lines))

@@ -117,3 +117,16 @@ def test_mpi_below_thread_multiple_is_refused(mpi_launcher):
 
 def test_layers_are_what_split_roles_takes():
     assert split_layers([], [], 0) == []
+
+
+def test_importing_mpiml_first_leaves_mpi4py_as_it_is(tmp_path):
+    """A script that imports all of mpiml finds MPI initialised by mpi4py afterwards."""
+    script = tmp_path / "first.py"
+    script.write_text(
+        "from mpiml import attach, context, launch\n"
+        "import mpiml.session, mpiml.testing\n"
+        "from mpi4py import MPI\n"
+        "assert MPI.Is_initialized()\n"
+        "print(MPI.COMM_WORLD.size)\n"
+    )
+    assert child(sys.executable, str(script)).check().stdout.strip() == "1"
