@@ -303,10 +303,9 @@ class Driver:
 
 def _nap(now: float, quiet_since: float, busy: bool, deadline: float | None) -> int:
     """Return for how many microseconds to sleep at most before the next look."""
+    limit = _LONG_US if now - quiet_since > 1.0 else _SHORT_US
     if busy:
         limit = _BUSY_US
-    else:
-        limit = _LONG_US if now - quiet_since > 1.0 else _SHORT_US
     return limit if deadline is None else min(limit, int((deadline - now) * 1e6) + 1)
 
 

@@ -235,7 +235,12 @@ def test_shutting_waits_for_the_thread_that_polls():
 
     driver.connect(link)
     link.put(slow)
-    thread = start(lambda: pytest.raises(ServiceGoneError, driver.wait, Wait("x"), None, None))
+
+    def wait():
+        with pytest.raises(ServiceGoneError):
+            driver.wait(Wait("x"), None, None)
+
+    thread = start(wait)
     assert inside.wait(LIMIT)
     threading.Timer(0.05, leave.set).start()
     driver.shut()
