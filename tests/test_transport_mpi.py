@@ -61,9 +61,7 @@ def test_buffers_come_with_their_frame_before_later_frames(pair):
     for i, lengths in enumerate(plan):
         buffers = [bytes([i + k + 1]) * n for k, n in enumerate(lengths)]
         body = b"x" * (SLOT * (i % 2))  # every second frame is itself announced
-        link.send(
-            right, wire.join(wire.REQUEST, 0, 0, i, body=body, lengths=lengths), buffers
-        )
+        link.send(right, wire.join(wire.REQUEST, 0, 0, i, body=body, lengths=lengths), buffers)
     collect(comm, link, got, len(plan))
     for i, lengths in enumerate(plan):
         _, frame, buffers = got[i]
@@ -90,7 +88,9 @@ def test_everybody_to_everybody_at_once(pair):
         for rank in range(comm.size):
             if rank != comm.rank:
                 n = 100_000 if k % 7 == 0 else 10
-                link.send(rank, wire.join(wire.REQUEST, comm.rank, 0, k, lengths=[n]), [bytes(n)])
+                link.send(
+                    rank, wire.join(wire.REQUEST, comm.rank, 0, k, lengths=[n]), [bytes(n)]
+                )
     collect(comm, link, got, 50 * (comm.size - 1))
     for rank in range(comm.size):
         ids = [frame.id for source, frame, _ in got if source == rank]
