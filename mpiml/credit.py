@@ -63,7 +63,8 @@ class Peer:
     def owe(self, messages: int = 1) -> int:
         """Note messages taken in; return the debt once it reaches half the window, else 0."""
         owed = self._owed
-        owed.extend((None,) * messages)
+        for _ in range(messages):
+            owed.append(None)
         return self.settle() if len(owed) >= self._half else 0
 
     def settle(self) -> int:

@@ -28,7 +28,10 @@ _TICK = 0.001
 _QUIET_TICKS = 20
 _TURNS = 16
 _BUSY_SPIN = 0.002
-_LONG_US, _SHORT_US, _BUSY_US = 2000, 1000, 20
+_LONG_US, _SHORT_US, _BUSY_US = 4000, 1000, 20
+
+
+_stuck: list[Any] = []  # links that a thread still polls: their memory must not go
 
 
 class Sleeper:
@@ -72,12 +75,15 @@ class Driver:
         self._helper_park = threading.Lock()
         self._helper_parked = False
         self._departures = 0
+        self._home = 0
+        self.stuck = False  # a thread polls that did not come back: nothing may be freed
         self._helper: threading.Thread | None = None
 
     def connect(self, link: Any) -> None:
         """Take `link` as the way to the other ranks and start the helper thread."""
         self.link = link
         _native.set_timer_slack(1000)  # ns: else a sleep of 20 us takes 70; threads inherit it
+        self._home = threading.get_ident()
         self._helper_park.acquire()
         self._helper = threading.Thread(target=self._help, name="mpiml-helper", daemon=True)
         self._helper.start()
@@ -95,8 +101,16 @@ class Driver:
             helper.join(5.0)
         # The seat is kept for good: a thread that a program has left behind, in a method that
         # never ended, say, must not poll what is freed here.
-        if self.link is not None and self._seat.acquire(True, 5.0):
+        if self.link is None:
+            return
+        if self._home == threading.get_ident():
+            _native.set_timer_slack(50_000)  # what Linux gives a thread
+        if self._seat.acquire(True, 5.0):
+            self.link.drain(1.0)
             self.link.close()
+        else:
+            self.stuck = True
+            _stuck.append(self.link)
 
     def later(self, action: Callable[[], None]) -> None:
         """Run `action` at the next turn of the engine: safe from ``__del__`` and handlers."""
@@ -165,14 +179,21 @@ class Driver:
                         self.driving = None
                         self._seat.release()
                         self._departures += 1
-                        if not (self._parked and self._wake_one()) and self._helper_parked:
-                            self._wake_helper()
                 else:
                     self._park(wait, deadline, scope)
         finally:
+            # Whoever leaves hands on, for whatever reason: one that was woken to drive may have
+            # been woken just as its own wait ended.
+            if self.link is not None and not self._seat.locked():
+                self._hand_on()
             if held and scope is not None:
                 scope.resume()
         return True
+
+    def _hand_on(self) -> None:
+        """Let somebody else drive: a waiter, or for want of one the helper."""
+        if not (self._parked and self._wake_one()) and self._helper_parked:
+            self._wake_helper()
 
     def _take_over(self) -> bool:
         """Take the seat from the helper, which drives only for want of anybody else."""
@@ -222,8 +243,6 @@ class Driver:
                         del self._parked[wait]
             if self.sleepers.get(sleeper.thread) is sleeper:
                 del self.sleepers[sleeper.thread]
-            if wait.ready and self._parked and self.link and not self._seat.locked():
-                self._wake_one()  # we were woken to drive, and need not
 
     def _drive(self, wait: Any, deadline: float | None, scope: Scope | None) -> None:
         link = self.link

@@ -14,7 +14,7 @@ from mpiml.driver import Driver
 from mpiml.errors import ServiceGoneError
 from mpiml.scope import Scope
 from mpiml.waits import Wait
-from mpiml.wire import CREDIT, FLAG_BODY_APART, HEADER, Frame
+from mpiml.wire import CREDIT, FLAG_BODY_APART, Frame
 
 if TYPE_CHECKING:
     from mpiml.futures import Future
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 __all__ = ["APART", "Engine", "Handler"]
 
 Handler = Callable[[int, Frame, Sequence[Any]], None]
-_pack = HEADER.pack
 APART = 30_000  # bodies above this are sent as a buffer instead of being copied into a frame
 
 
@@ -61,7 +60,7 @@ class Engine(Driver):
         self.handlers: dict[int, Handler] = {CREDIT: self._on_credit}
         self._count_sent = itertools.count()
         self._count_received = itertools.count()
-        self._sent = self._count_sent.__next__
+        self.note_sent = self._count_sent.__next__
         self._received = self._count_received.__next__
         self._peers: dict[int, Peer] = {}
         self._unseen: dict[str, int] = {}
@@ -112,7 +111,7 @@ class Engine(Driver):
         buffers: Sequence[Any] = (),
     ) -> None:
         """Send one frame, to this rank too. Local: never waits, safe from any thread."""
-        self._sent()
+        self.note_sent()
         if len(body) > APART:
             flags |= FLAG_BODY_APART
             buffers = [body, *buffers]
@@ -125,27 +124,12 @@ class Engine(Driver):
                 buffers,
             )
             return
-        if not buffers:
-            self.link.send(
-                rank,
-                _pack(
-                    1, kind, encoding, flags, source, target, 0, id, len(body), len(name), aux
-                )
-                + name
-                + body,
-            )
-            return
         lengths = tuple([len(b) for b in buffers])
         message = wire.join(
             kind, source, target, id, aux,
             encoding=encoding, flags=flags, name=name, body=body, lengths=lengths,
         )  # fmt: skip
         self.link.send(rank, message, buffers)
-
-    def post(self, rank: int, message: bytes) -> None:
-        """Send a small frame that has been built to another rank."""
-        self._sent()
-        self.link.send(rank, message)
 
     def acquire(
         self,
@@ -190,33 +174,35 @@ class Engine(Driver):
 
     def dispatch(self, rank: int, frame: Frame, buffers: Sequence[Any]) -> None:
         """Hand a frame to whom it is for. Local: runs no user code."""
-        kind = frame[0]
-        self._received()
-        handler = self.handlers.get(kind)
+        handler = self.handlers.get(frame[0])
         if handler is None:
-            self.log(f"a frame of unknown kind {kind} from rank {rank} was dropped")
-            return
-        handler(rank, frame, buffers)
+            self.log(f"a frame of unknown kind {frame[0]} from rank {rank} was dropped")
+        else:
+            handler(rank, frame, buffers)
+        self._received()  # last: until it is counted, the program is not quiet
 
     def forget(self, future: Any) -> bool:
         """Drop a call; whether it was still open."""
         return self.pending.pop(future.id, None) is not None
 
-    def unseen(self, future: "Future") -> None:
-        """Log, once per method, the error of a future that nobody looked at."""
-        about = future.about
+    def unseen(self, future: Any) -> None:
+        """Count an error that nobody looked at, and log the first of each method.
+
+        Local: called by a finaliser, so it decodes and writes nothing itself.
+        """
+        about, decode = future.about, future._decode
         count = self._unseen[about] = self._unseen.get(about, 0) + 1
-        if count == 1 and not self.closed:
+        if count == 1 and decode is not None and not self.closed:
+            self.later(lambda: self._log_unseen(about, decode))
+
+    def _log_unseen(self, about: str, decode: Callable[[], Any]) -> None:
+        try:
+            decode()
+        except BaseException as error:
             import traceback
 
-            try:
-                assert future._decode is not None
-                future._decode()
-            except Exception as error:
-                text = "".join(traceback.format_exception(error))
-                self.later(lambda: self.log(f"{about} failed and nobody looked at it:\n{text}"))
-            except BaseException:
-                return
+            text = "".join(traceback.format_exception(error))
+            self.log(f"{about} failed and nobody looked at it:\n{text}")
 
     def unseen_errors(self) -> dict[str, int]:
         """Return how often each method failed without anybody looking."""

@@ -322,7 +322,6 @@ class Runtime:
             sys.stdout.flush()
             sys.stderr.flush()
             ending.finish(comm.Ibarrier(), gave_up)
-            self.engine.link.drain(1.0)
         self.engine.close()
         if streams is not None:
             for thread in self._threads:

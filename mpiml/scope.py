@@ -20,6 +20,7 @@ __all__ = [
     "forbid",
     "leave",
     "owners",
+    "scope_here",
 ]
 
 
@@ -124,6 +125,19 @@ def current_scope(required: bool = True) -> Scope | None:
         f"mpiml: {len(owners[-1])} nodes share this process ({names}, ...) and this thread "
         "belongs to none of them. Start it with a function from mpiml.context().bind(f)."
     )
+
+
+def scope_here() -> Scope | None:
+    """Return the scope that `enter` gave to this thread, if any.
+
+    Raises
+    ------
+    UsageError
+        In a forked child.
+    """
+    if _forbidden:
+        raise UsageError(_forbidden[0])
+    return _current.get()
 
 
 def enter(scope: Scope) -> contextvars.Token[Scope | None]:

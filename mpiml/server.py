@@ -320,7 +320,8 @@ class Server:
         owed = engine.owed(rank)
         message = join_plain(REPLY, 0, frame[4], frame[3], frame[5], owed, b"", result)
         if message is not None and len(message) < APART:
-            engine.post(rank, message)
+            engine.note_sent()
+            engine.link.send(rank, message)
             return
         try:
             packed = pack(result, RESULT, "the result")

@@ -228,7 +228,7 @@ def _connect(runtime: Runtime, comm: Any, config: Config, token: bytes) -> None:
 
 def _close(runtime: Runtime) -> None:
     runtime.engine.close()
-    if runtime.world is not None and not runtime.ending.abandoned:
+    if runtime.world is not None and not (runtime.ending.abandoned or runtime.engine.stuck):
         runtime.world.close()
 
 

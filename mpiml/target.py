@@ -9,7 +9,7 @@ from mpiml.contents import own, value_in
 from mpiml.engine import Engine
 from mpiml.errors import DeadlineError, ServiceGoneError, Stopped, UnknownMethodError
 from mpiml.payload import BORROW, Packed, pack_call
-from mpiml.scope import Scope, current_scope
+from mpiml.scope import Scope, current_scope, scope_here
 from mpiml.wire import FLAG_NESTED, REQUEST
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Target:
 
     def calling_scope(self) -> Scope | None:
         """Return the scope of this thread, or of the node that was given the client."""
-        scope = current_scope(required=False) or self.scope
+        scope = scope_here() or self.scope or current_scope(required=False)
         if self.engine.closed:
             raise ServiceGoneError(f"{self.title} has stopped: the program has ended")
         if scope is not None and scope.halt:
@@ -140,6 +140,8 @@ class Target:
         except BaseException:
             engine.pending.pop(id, None)
             raise
+        if engine.closed:
+            self._missed(id)
 
     def late(self, name: str, wanted: str = "a reply") -> DeadlineError:
         """Build the error for a call whose deadline has passed."""
@@ -164,8 +166,16 @@ class Target:
             if ticket is not None:
                 engine.acquire(self.peer, ticket, len(message), scope)
         engine.pending[id] = call
-        engine.post(self.rank, message)
+        engine.note_sent()
+        engine.link.send(self.rank, message)
+        if engine.closed:
+            self._missed(id)
         return True
+
+    def _missed(self, id: int) -> None:
+        """Refuse a call that was registered after the engine had failed those that were open."""
+        if self.engine.pending.pop(id, None) is not None:
+            raise ServiceGoneError(f"{self.title} has stopped: the program has ended")
 
     def submit(
         self,

@@ -24,6 +24,7 @@ __all__ = ["Bell", "Deliver", "MpiLink", "SharedBell", "SleepBell"]
 TAG_FRAME, TAG_DATA = 1, 2
 SLOT = 1 << 15  # the largest frame that comes without being announced
 _BYTE = MPI.BYTE
+_SWEEP = 100
 _graveyard: list[Any] = []  # memory that must outlive its program
 Deliver = Callable[[int, Frame, Sequence[Any]], None]
 
@@ -139,6 +140,7 @@ class MpiLink:
         self._rings = bell.rings()
         self._order: dict[int, threading.Lock] = {}
         self._sending: deque[tuple[MPI.Request, Any]] = deque()
+        self._small: deque[tuple[MPI.Request, bytes]] = deque()
         self._receiving: list[tuple[int, _Arrival]] = []
         self._held: dict[int, deque[_Arrival]] = {}
         self._memory = memoryview(bytearray(SLOT))
@@ -171,12 +173,26 @@ class MpiLink:
                     for start, stop in wire.chunks(len(view)):
                         self._post(view[start:stop], rank, TAG_DATA)
         else:
-            request = self._isend(message, rank, TAG_FRAME)
-            if not request.Test():
-                self._sending.append((request, message))
+            # Such a send is done almost always when it returns. To ask each one would cost as
+            # much as half of it, so they are asked by the hundred.
+            small = self._small
+            small.append((self._isend(message, rank, TAG_FRAME), message))
+            if len(small) > _SWEEP:
+                self._sweep()
         ring = self._rings.get(rank)
         if ring is not None:
             ring()
+
+    def _sweep(self) -> None:
+        """Let go of small messages that have been sent; watch the others like transfers."""
+        small = self._small
+        for _ in range(len(small)):
+            try:
+                request, message = small.popleft()
+            except IndexError:  # another thread was first
+                return
+            if not request.Test():
+                self._sending.append((request, message))
 
     def _post(self, data: Any, rank: int, tag: int) -> None:
         request = self._isend((data, len(data), _BYTE), rank, tag)
@@ -193,9 +209,9 @@ class MpiLink:
             if self._receiving or self._sending:
                 return self._progress()
             return False
+        self._armed = False  # started by the next poll, so that this frame is not kept waiting
         frame = split(self._memory, status.Get_count(_BYTE))
         source = status.Get_source()
-        self._armed = False  # started by the next poll, so that this frame is not kept waiting
         if frame.lengths or self._held:
             self._admit(source, frame)
         else:
@@ -271,6 +287,7 @@ class MpiLink:
     def drain(self, seconds: float) -> bool:
         """Finish what is being sent; whether all of it left within `seconds`."""
         end = time.monotonic() + seconds
+        self._sweep()
         while self._sending and time.monotonic() < end:
             self._progress()
         return not self._sending
@@ -281,6 +298,7 @@ class MpiLink:
             return
         self._closed = True
         # Given up with transfers under way, the library may still read and write their memory.
+        self._sweep()
         _graveyard.extend(self._sending)
         _graveyard.extend(self._receiving)
         if self._armed:

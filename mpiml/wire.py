@@ -36,15 +36,12 @@ __all__ = [
     "CHUNK",
     "CREDIT",
     "ERROR",
-    "FAIL",
     "FLAG_BODY_APART",
     "FLAG_NESTED",
     "FLAG_STREAM",
     "HEADER",
     "ITEM",
-    "KIND_NAMES",
     "MORE",
-    "POKE",
     "QUIT_STREAM",
     "REPLY",
     "REPORT",
@@ -72,15 +69,9 @@ CHUNK = 1 << 29
 # STREAM_END or ERROR. Each of them counts towards "sent = received" at the end.
 REQUEST, REPLY, ERROR, ITEM, STREAM_END, MORE, QUIT_STREAM, RETURN = range(1, 9)
 # Control. Never waits for credit.
-CREDIT, STATUS, STOP_REQUEST, STOP, FAIL, AGREE_COUNT, AGREE_TARGET = range(16, 23)
-WAITS_QUERY, WAITS, REPORT, POKE = range(23, 27)
+CREDIT, STATUS, STOP_REQUEST, STOP, AGREE_COUNT, AGREE_TARGET = range(16, 22)
+WAITS_QUERY, WAITS, REPORT = range(22, 25)
 ANNOUNCE = 32  # the frame itself is large and comes as the one buffer of this one
-
-KIND_NAMES = {
-    value: name
-    for name, value in list(globals().items())
-    if isinstance(value, int) and name.isupper() and name not in ("WIRE_VERSION", "CHUNK")
-}
 
 FLAG_NESTED = 1  # made inside a method: exempt from credit, so cycles cannot deadlock
 FLAG_STREAM = 2  # answer item by item

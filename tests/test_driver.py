@@ -69,6 +69,9 @@ class Link:
         finally:
             self.polling.release()
 
+    def drain(self, seconds):
+        return True
+
     def close(self):
         self.closed = True
 
@@ -249,3 +252,35 @@ def test_shutting_waits_for_the_thread_that_polls():
     assert link.closed
     with pytest.raises(ServiceGoneError):  # and nobody polls any more
         driver.wait(Wait("y"), None, None)
+
+
+def test_a_waiter_that_leaves_without_driving_hands_the_seat_on(driver):
+    """A leaving driver wakes one waiter; if that one's time is over, others must not sleep on."""
+    first, doomed, last = Wait("first"), Wait("doomed"), Wait("last")
+    one = start(driver.wait, first, time.monotonic() + LIMIT, None)
+    while driver.driving is not first:
+        time.sleep(0.001)
+    two = start(driver.wait, doomed, time.monotonic() + 0.05, None)  # parks, then times out
+    while doomed not in driver._parked:
+        time.sleep(0.001)
+    three = start(driver.wait, last, time.monotonic() + LIMIT, None)
+    while last not in driver._parked:
+        time.sleep(0.001)
+    two.join(LIMIT)
+    driver.link.put(lambda: driver.fulfil(first))
+    driver.link.put(lambda: driver.fulfil(last))
+    for thread in (one, three):
+        thread.join(LIMIT)
+        assert not thread.is_alive()
+
+
+def test_a_wait_that_ends_by_its_deadline_hands_on(driver, monkeypatch):
+    """The waiter woken to drive finds its deadline over: the next one drives."""
+    rest = Wait("rest")
+    handed = []
+    hand_on = driver._hand_on
+    monkeypatch.setattr(driver, "_hand_on", lambda: (handed.append(1), hand_on()))
+    assert not driver.wait(Wait("over"), time.monotonic() - 1, None)
+    assert handed
+    driver.link.put(lambda: driver.fulfil(rest))
+    assert driver.wait(rest, time.monotonic() + LIMIT, None)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpiml import wire
+from mpiml import _native, wire
 from mpiml.errors import MpimlError
 
 u8, u32, u64 = (st.integers(0, (1 << bits) - 1) for bits in (8, 32, 64))
@@ -118,7 +118,23 @@ def test_chunks_cover_a_buffer_once(length):
     assert edges[-1] == length
 
 
-def test_kinds_are_distinct_and_named():
-    assert len(wire.KIND_NAMES) == len(set(wire.KIND_NAMES.values()))
-    assert wire.KIND_NAMES[wire.REQUEST] == "REQUEST"
-    assert wire.KIND_NAMES[wire.POKE] == "POKE"
+def test_kinds_are_distinct():
+    flags = {"FLAG_BODY_APART", "FLAG_NESTED", "FLAG_STREAM", "WIRE_VERSION", "CHUNK"}
+    kinds = {n: getattr(wire, n) for n in wire.__all__ if n.isupper() and n not in flags}
+    del kinds["HEADER"]
+    assert len(kinds) == len(set(kinds.values()))
+    assert all(0 < kind < 256 for kind in kinds.values())
+
+
+def test_what_is_built_natively_is_the_same_frame():
+    """One layout, written in Python and in C++: they may not drift apart."""
+    for value in [(1, "a"), (None,), 2.5, "text", b"x", (1 << 70, -1)]:
+        import pickle
+
+        native = _native.join_plain(wire.REQUEST, 3, 7, 9, 1 << 40, 5, b"name", value)
+        plain = wire.join(
+            wire.REQUEST, 7, 9, 1 << 40, 5,
+            encoding=1, flags=3, name=b"name", body=pickle.dumps(value, 5),
+        )  # fmt: skip
+        assert native == plain
+    assert wire.HEADER.size == 40
