@@ -40,8 +40,14 @@ class Blocking(_Bound):
         """Call the method, wait, and return its result or raise its error."""
         target = self._target
         timeout = target.timeout
-        if timeout is None and target.rank != target.engine.rank:
-            return self._call(target, args, kwargs)
+        if timeout is None and target.far:  # most calls, so it is kept short
+            scope = target.calling_scope()
+            reply = Reply(target, self._name)
+            if kwargs or not target.post(self._key, args, reply, scope):
+                target.send(self._key, pack_call(args, kwargs, BORROW), reply, scope, 0)
+            if not reply.ready:
+                target.engine.wait(reply, None, scope)
+            return reply.value()
         # with a deadline the caller may go on, and change x, before x has been sent
         mode = BORROW if timeout is None else SNAPSHOT
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -49,16 +55,6 @@ class Blocking(_Bound):
         if not future.ready and not target.engine.wait(future, deadline, scope):
             raise target.late(self._name)
         return future._value()
-
-    def _call(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a method on another rank without a deadline: most calls, so it is kept short."""
-        scope = target.calling_scope()
-        reply = Reply(target, self._name)
-        if not args or kwargs or not target.post(self._key, args, reply, scope):
-            target.send(self._key, pack_call(args, kwargs, BORROW), reply, scope, 0)
-        if not reply.ready:
-            target.engine.wait(reply, None, scope)
-        return reply.value()
 
 
 class Submitting(_Bound):
@@ -69,7 +65,7 @@ class Submitting(_Bound):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Start the call and return its `Future`; arguments may be changed at once."""
         target = self._target
-        if target.timeout is None and args and not kwargs and target.rank != target.engine.rank:
+        if target.timeout is None and target.far and not kwargs:
             scope = target.calling_scope()
             future = future_class()(target.engine, target.title, self._name, target.vertex)
             if target.post(self._key, args, future, scope):
@@ -152,6 +148,8 @@ class Client(_Methods):
     def with_options(self, *, timeout: float | None = None) -> "Client":
         """Return a client with a deadline, in seconds, on every call, future and stream item.
 
+        0 does not wait: what is not there at once is a `DeadlineError`. None: no deadline.
+
         Raises
         ------
         UsageError
@@ -160,7 +158,7 @@ class Client(_Methods):
         number = isinstance(timeout, int | float)
         if timeout is not None and not (number and timeout >= 0):
             raise UsageError(f"with_options: expected timeout >= 0 or None, got {timeout!r}")
-        return type(self)(self.__dict__["_target"].with_timeout(timeout or None))
+        return type(self)(self.__dict__["_target"].with_timeout(timeout))
 
     def __dir__(self) -> list[str]:
         return sorted([*super().__dir__(), "futures", "stream", "with_options"])

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from functools import cache
+from pickle import loads
 from typing import TYPE_CHECKING, Any
 
 from mpiml._native import join_plain
 from mpiml.contents import own, value_in
 from mpiml.engine import Engine
 from mpiml.errors import DeadlineError, ServiceGoneError, Stopped, UnknownMethodError
-from mpiml.payload import BORROW, Packed, pack_call
+from mpiml.payload import BORROW, ENC_PICKLE, Packed, pack_call
 from mpiml.scope import Scope, current_scope, scope_here
 from mpiml.wire import FLAG_NESTED, REQUEST
 
@@ -46,7 +47,7 @@ class Target:
     """
 
     __slots__ = (
-        "engine", "methods", "peer", "rank", "scope", "source", "timeout", "title", "vertex",
+        "engine", "far", "methods", "peer", "rank", "scope", "source", "timeout", "title", "vertex",
     )  # fmt: skip
 
     def __init__(
@@ -64,6 +65,7 @@ class Target:
         self.vertex = vertex
         self.rank = rank
         self.peer = engine.peer(rank)
+        self.far = rank != engine.rank
         self.title = title
         self.methods = methods
         self.scope = scope
@@ -244,4 +246,7 @@ class Reply:
         """Return the value, or raise the error."""
         if self._decode is not None:
             return self._decode()
-        return value_in(self._frame, self._buffers)
+        frame = self._frame
+        if frame[1] == ENC_PICKLE and not self._buffers:
+            return loads(frame[8])
+        return value_in(frame, self._buffers)
