@@ -150,6 +150,8 @@ def start_async(server: Server, request: Request, method: Any, scope: MethodScop
         try:
             if error is None:
                 server.answer(request, result)
+            elif isinstance(error, SystemExit) and not error.code:
+                server.answer(request, None)  # a return, as in a body
             elif isinstance(error, Exception):
                 server.answer_error(request, error)
             elif isinstance(error, Stopped) or type(error).__name__ == "CancelledError":

@@ -137,6 +137,16 @@ class _Batch:
         finally:
             server.detach(-len(self._requests))
 
+    def refuse(self, server: Server) -> None:
+        """Answer everybody that the service is gone."""
+        try:
+            for request in self._requests:
+                if not request.started:
+                    server.engine.consumed(request.rank)
+                server.refuse(request)
+        finally:
+            server.detach(-len(self._requests))
+
     def _run(self, server: Server, scope: MethodScope) -> None:
         import numpy as np
 

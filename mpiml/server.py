@@ -10,75 +10,21 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from mpiml._native import join_plain
-from mpiml.contents import own, parts
+from mpiml.contents import own
 from mpiml.engine import APART, Engine
 from mpiml.errors import ServiceGoneError, UnknownMethodError
-from mpiml.payload import BORROW, RESULT, Packed, pack, pack_error, unpack_call
+from mpiml.payload import BORROW, RESULT, Packed, pack, pack_error
 from mpiml.scope import enter, leave
+from mpiml.tasks import Request, Task, Wrapper
 from mpiml.tracebacks import remote_text
 from mpiml.turns import MethodScope, Turn
 from mpiml.waits import Wait
 from mpiml.wire import ERROR, FLAG_STREAM, REPLY, Frame
 
 __all__ = ["MethodScope", "Request", "Server", "Task", "Wrapper", "remote_text"]
-
-
-class Task(Protocol):
-    """Something that takes a turn in a service."""
-
-    def run(self, server: "Server", scope: "MethodScope") -> None:
-        """Do it, answer, and never raise but to end the program."""
-
-
-class Wrapper(Protocol):
-    """What collects the requests of a method before they become a task."""
-
-    def __call__(self, request: "Request", server: "Server") -> Task | None:
-        """Take a request in; return a task when one is complete."""
-
-    def flush(self, server: "Server") -> None:
-        """Make a task of what has been collected, and enqueue it."""
-
-
-class Request:
-    """One call, as it came."""
-
-    __slots__ = ("buffers", "frame", "rank", "started")
-    started: bool  # of a batched call: whether it has given its credit back
-
-    def __init__(self, rank: int, frame: Frame, buffers: Sequence[Any]) -> None:
-        self.rank = rank
-        self.frame = frame
-        self.buffers = buffers
-
-    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Decode the arguments: they are the method's own."""
-        frame = self.frame
-        if not self.buffers:
-            return unpack_call(frame[1], frame[8])
-        return unpack_call(frame.encoding, *parts(frame, self.buffers))
-
-    def run(self, server: "Server", scope: MethodScope) -> None:
-        """Run the method and answer, or hand the request to the starter of its kind."""
-        frame = self.frame
-        name = frame[7]
-        server.engine.consumed(self.rank)
-        try:
-            method = server.methods.get(name)
-            if method is None:
-                raise server.unknown(name)
-            if name in server.starters or frame[2] & FLAG_STREAM:
-                starter = server.starters.get(name) or server.starters[b""]
-                starter(server, self, method, scope)
-            else:
-                server.answer(self, _call(method, self))
-        except Exception as error:
-            if frame[2] & FLAG_STREAM:
-                server.streams.pop((self.rank, frame.id), None)
-            server.answer_error(self, error)
 
 
 class Server:
@@ -104,13 +50,15 @@ class Server:
         self.wrappers: dict[bytes, Wrapper] = {}
         self.starters: dict[bytes, Callable[[Server, Request, Any, MethodScope], None]] = {}
         self.streams: dict[tuple[int, int], Any] = {}
+        self.refused: list[Any] = []  # streams refused in the middle; `stop` closes them
         self.gone: BaseException | None = None
         self.open = False
         self.lock = threading.Lock()
         self._queue: deque[Task] = deque()
         self._idle: list[_Ticket] = []
         self.resuming: deque[Turn] = deque()
-        self._running = 0
+        self._running = 0  # turns that are held
+        self._busy = 0  # tasks on threads, those that wait without a turn too
         self.detached = 0  # async methods under way
         self._stopping = False
 
@@ -120,8 +68,7 @@ class Server:
         """Take a request in; runs no user code."""
         request = Request(rank, frame, buffers)
         if self.gone is not None or self._stopping:
-            self.engine.consumed(rank)
-            self.refuse(request)
+            request.refuse(self)
             return
         task: Task = request
         if frame[2] & FLAG_STREAM:
@@ -138,18 +85,26 @@ class Server:
                 and not (self._queue or self.resuming)
             ):  # the most frequent case of _kick
                 self._running += 1
+                self._busy += 1
                 ticket = self._wake_up()
                 ticket.task = task
                 self.engine.fulfil(ticket)
-            else:
+                return
+            if self.gone is None:
                 self._queue.append(task)
                 self._kick()
+                return
+        # it has failed since the look above
+        task.refuse(self)  # type: ignore[unreachable]
 
     def enqueue(self, task: Task) -> None:
         """Put a task at the end of the queue and give it a turn if there is one."""
         with self.lock:
-            self._queue.append(task)
-            self._kick()
+            if self.gone is None:
+                self._queue.append(task)
+                self._kick()
+                return
+        task.refuse(self)  # nobody would look at the queue again
 
     def serve(self) -> None:
         """Let calls start: the object has been constructed."""
@@ -167,6 +122,7 @@ class Server:
                 turn.call_back()
             elif self._queue:
                 self._running += 1
+                self._busy += 1
                 task = self._queue.popleft()
                 if self._idle:
                     ticket = self._wake_up()
@@ -218,6 +174,7 @@ class Server:
                         scope = self._renew(scope)
                     if task is not None:
                         self._running -= 1
+                        self._busy -= 1
                     if self._stopping or (until is not None and until.ready):
                         self._kick()
                         return
@@ -229,6 +186,7 @@ class Server:
                         and (self._running < self.concurrency)
                     ):
                         self._running += 1
+                        self._busy += 1
                         task = self._queue.popleft()
                     else:
                         self._idle.append(ticket)
@@ -262,7 +220,7 @@ class Server:
 
     def stop(self) -> None:
         """End the service's threads and answer what still comes with `ServiceGoneError`."""
-        for run in list(self.streams.values()):
+        for run in [*self.streams.values(), *self.refused]:
             if hasattr(run, "abandon"):
                 run.abandon(self)
         with self.lock:
@@ -297,8 +255,12 @@ class Server:
 
     @property
     def active(self) -> int:
-        """Calls that are queued, running, waiting or under way as coroutines."""
-        return self._running + len(self._queue) + len(self.resuming) + self.detached
+        """Calls that are queued, running, waiting or under way as coroutines.
+
+        Not turns: a method that waits holds none, and its reply may have come already.
+        """
+        with self.lock:  # a task on its way from the queue to a thread counts
+            return self._busy + len(self._queue) + self.detached
 
     # -- answers ---------------------------------------------------------------------------
 
@@ -361,13 +323,13 @@ class Server:
 
     def fail_all(self, error: BaseException) -> None:
         """Answer everything queued, and everything to come, that the service is gone."""
-        self.gone = error
         with self.lock:
+            self.gone = error  # from here on nothing is queued
             queue, self._queue = list(self._queue), deque()
+        for wrapper in self.wrappers.values():
+            wrapper.flush(self)
         for task in queue:
-            if isinstance(task, Request):
-                self.engine.consumed(task.rank)
-                self.refuse(task)
+            task.refuse(self)
 
 
 class _Ticket(Wait):
@@ -380,14 +342,3 @@ class _Ticket(Wait):
     def __init__(self, title: str) -> None:
         super().__init__(f"{title}: idle")
         self.task: Task | None = None
-
-
-def _call(method: Callable[..., Any], request: Request) -> Any:
-    # a frame of its own, so that nothing but the result is alive when it is packed: an array
-    # that only the result refers to is sent without a copy
-    frame = request.frame
-    if request.buffers:
-        args, kwargs = request.arguments()
-    else:
-        args, kwargs = unpack_call(frame[1], frame[8])
-    return method(*args, **kwargs)

@@ -250,7 +250,9 @@ class StreamRun:
             self.credit -= 1
         try:
             item = next(self.generator)
-        except StopIteration:
+        except (StopIteration, SystemExit) as end:
+            if getattr(end, "code", None):
+                raise
             self._forget(server)
             server.send(request, STREAM_END, pack(None))
             return
@@ -270,6 +272,12 @@ class StreamRun:
         del item
         server.send(request, ITEM, packed)
         self._advance(server, True)
+
+    def refuse(self, server: Server) -> None:
+        """Answer that the service is gone; its end closes the generator, which is user code."""
+        self._forget(server)
+        server.refused.append(self)
+        server.refuse(self.request)
 
     def grant(self, server: Server, items: int) -> None:
         """Take more credit in; 0: the caller has left."""

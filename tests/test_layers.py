@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 FLOORS = {
     "words": [
         ["mpiml.errors", "mpiml._native"],
-        ["mpiml.config", "mpiml.later", "mpiml.settings"],
+        ["mpiml.asked", "mpiml.config", "mpiml.later", "mpiml.settings"],
     ],
     "logic": [
         ["mpiml.control", "mpiml.hosts", "mpiml.libraries", "mpiml.references", "mpiml.scope"],
@@ -50,6 +50,7 @@ FLOORS = {
     "collectives": [["mpiml.collectives"]],
     "rpc": [
         ["mpiml.turns"],
+        ["mpiml.tasks"],
         ["mpiml.server"],
         ["mpiml.aio", "mpiml.batching", "mpiml.streams"],
         ["mpiml.target"],

@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from mpiml.server import Server
 from mpiml.turns import MethodScope
+from mpiml.waits import Wait
 
 
 class Engine:
@@ -128,3 +129,61 @@ def test_a_thread_waits_for_its_turn_and_gets_it():
     thread.join(10)
     assert first.holds
     assert server.running == 1
+
+
+class Waits:
+    """A task in the middle of which its method waits."""
+
+    def run(self, server, scope):
+        assert scope.suspend()
+        self.seen = (server.running, server.active)  # the next one has not started
+        scope.resume()
+
+
+def test_a_method_that_waits_without_a_turn_is_under_way():
+    server = Server(Engine(), Owner(), 1)
+    ended = Wait("the end")
+    first, second = Waits(), Waits()
+    server._queue.append(second)  # the loop takes it, but the service is not open yet
+    with server.lock:
+        server._running += 1
+        server._busy += 1
+    ended.ready = True
+    server.work(first, ended)
+    assert first.seen == (0, 2)
+    assert server.active == 1
+    server._queue.clear()
+    assert (server.active, server.running) == (0, 0)
+
+
+class Plain:
+    """A task that only runs."""
+
+    def run(self, server, scope):
+        assert server.active == 1 + len(server._queue)
+
+
+def test_a_task_counts_from_the_queue_to_its_end_on_every_way():
+    class Resting(Engine):
+        driving = None
+
+        def wait(self, ticket, deadline, scope):
+            counts.append(server.active)
+            if len(counts) == 1:  # the idle thread gets one through `enqueue`
+                server.enqueue(tasks[1])
+                counts.append(server.active)
+                server._queue.append(tasks[2])  # and finds this one itself
+                counts.append(server.active)
+            else:
+                ended.ready = True
+                server.wake()
+
+    counts = []
+    ended = Wait("the end")
+    server = Server(Resting(), Owner(), 1)
+    server.open = True
+    tasks = [Plain() for _ in range(3)]
+    server._queue.append(tasks[0])
+    server.work(None, ended)
+    assert counts == [0, 1, 2, 0]
+    assert server.active == 0
