@@ -28,6 +28,41 @@ def has_body(node: Any) -> bool:
     return not isinstance(node, ServiceNode) or hasattr(node.callable, "run")
 
 
+class _Beside:
+    """What holds while some ``run()`` of a service computes beside its methods.
+
+    A request must get the interpreter from it soon, and it must get it back between requests.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._engines: list[
+            Any
+        ] = []  # one entry for each run(), in all programs of the process
+        self._interval = 0.0
+
+    def enter(self, engine: Any) -> None:
+        """Begin, for one more."""
+        with self._lock:
+            if not self._engines:
+                self._interval = sys.getswitchinterval()
+                sys.setswitchinterval(_SWITCH)
+            self._engines.append(engine)
+            engine.pause_us = 100
+
+    def leave(self, engine: Any) -> None:
+        """Put back what was, after the last."""
+        with self._lock:
+            self._engines.remove(engine)
+            if engine not in self._engines:
+                engine.pause_us = 0
+            if not self._engines:
+                sys.setswitchinterval(self._interval)
+
+
+_beside = _Beside()
+
+
 class HostedNode:
     """One vertex of the graph, on the rank that holds it.
 
@@ -112,12 +147,9 @@ class HostedNode:
             return
         function = self._call
         beside = isinstance(self.spec.node, ServiceNode)
-        restore = sys.getswitchinterval()
+        engine = self.runtime.engine
         if beside:
-            # a request must get the interpreter from a computing run() soon, and run() must
-            # get it back between requests
-            self.runtime.engine.pause_us = 100
-            sys.setswitchinterval(_SWITCH)
+            _beside.enter(engine)
         try:
             result = function()
             if hasattr(result, "__await__") and is_async(self._called()):
@@ -125,8 +157,7 @@ class HostedNode:
             self.value = result
         finally:
             if beside:
-                self.runtime.engine.pause_us = 0
-                sys.setswitchinterval(restore)
+                _beside.leave(engine)
 
     def _called(self) -> Any:
         node = self.spec.node
@@ -156,6 +187,8 @@ class HostedNode:
             held, self._held = self._held, []
         for request in held:
             self._answer(request)
+        if self.agreement.decided.ready and not self.agreed:
+            self.release()  # no further round will be begun here
         if not was:
             self.runtime.body_left(self)
 
@@ -200,9 +233,11 @@ class HostedNode:
 
     def on_target(self, target: int) -> None:
         """Learn after which round the role stops."""
-        if self.agreement.decide(target) or self.waiting or self.returned:
-            self.release()
+        at_once = self.agreement.decide(target)
+        # before the look at the body: it says that it waits, or has returned, and then looks here
         self.runtime.engine.fulfil(self.agreement.decided)
+        if at_once or self.waiting or self.returned:
+            self.release()
 
     def release(self) -> None:
         """Let every mpiml wait of the body raise `Stopped` from now on."""
