@@ -16,14 +16,42 @@ class Callbacks:
     """A thread for the callbacks of users: they may wait, which the thread that drives cannot."""
 
     def __init__(self) -> None:
+        self.name = "callbacks of mpiml"  # of the thread
         self._queue: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._started = threading.Lock()
+        self._open: dict[object, Any] = {}
 
-    def put(self, action: Callable[[], None]) -> None:
-        """Run `action` soon, in the order given. Safe in ``__del__``: takes no lock."""
+    def put(self, action: Callable[[], None], program: Any = None) -> None:
+        """Run `action` soon, in the order given. Safe in ``__del__``: takes no lock.
+
+        Parameters
+        ----------
+        action
+            What to run.
+        program
+            The engine of the program that must not end before; see `under_way`.
+        """
+        if program is not None:
+            action = self._counted(action, program)
         self._queue.put(action)
         if self._started.acquire(False):  # once
-            threading.Thread(target=self._run, name="callbacks of mpiml", daemon=True).start()
+            threading.Thread(target=self._run, name=self.name, daemon=True).start()
+
+    def _counted(self, action: Callable[[], None], program: Any) -> Callable[[], None]:
+        key = object()
+        self._open[key] = program
+
+        def run() -> None:
+            try:
+                action()
+            finally:
+                del self._open[key]
+
+        return run
+
+    def under_way(self, program: Any) -> int:
+        """Return how many callbacks of a program wait or run."""
+        return sum(owner is program for owner in list(self._open.values()))
 
     def _run(self) -> None:
         while True:

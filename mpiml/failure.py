@@ -11,11 +11,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from mpiml.callbacks import callbacks
 from mpiml.control import EXIT, FAILED, REQUESTED, STUCK, Note
 from mpiml.errors import RemoteError, ServiceGoneError
 from mpiml.hosting import HostedNode
 from mpiml.payload import pack_error, unpack_error
-from mpiml.survey import stack_of
+from mpiml.survey import callback_stack, stack_of
 from mpiml.tracebacks import remote_text
 
 __all__ = ["Failures"]
@@ -66,6 +67,7 @@ class Failures:
             if node.vertex in self._errors:
                 return  # what follows from it
             self._errors[node.vertex] = error
+        runtime.engine.failed = True  # errors that nobody looks at are not news any more
         note = self._note(node, error, status)
         if _is_consequence(error):
             with self._lock:
@@ -134,6 +136,7 @@ class Failures:
             return  # everybody leaves; nobody is told to stop twice
         limit = runtime.settings.grace
         if not note.benign:
+            runtime.engine.failed = True
             if note.rank == runtime.engine.rank:
                 self._show(note)
             self._fail_calls(note)
@@ -159,6 +162,8 @@ class Failures:
             if call.target_vertex == note.vertex and pending.pop(id, None):
                 gone = ServiceGoneError(f"{title} failed; expected it to answer this call")
                 gone.__cause__ = self.error_of(note)
+                if hasattr(call, "_seen"):
+                    call._seen = True  # a future: the failure is shown, once
                 call.fail(gone)
 
     def error_of(self, note: Note) -> BaseException:
@@ -223,6 +228,11 @@ class Failures:
             if body or calls or node.calling_back:
                 what = "body" if body else f"{calls} calls" if calls else "on_stop callback"
                 lines.append(f"[{node.title}] {what}\n{stack_of(node)}")
+        count = callbacks.under_way(self._runtime.engine)
+        if count:
+            lines.append(
+                f"[{self._runtime.name}] {count} callbacks of futures\n{callback_stack()}"
+            )
         return lines
 
     def abort(self, status: int) -> None:

@@ -153,14 +153,17 @@ class Future(_base.Future):  # type: ignore[type-arg]
     def add_done_callback(self, fn: Callable[[Any], Any]) -> None:
         """Call ``fn(self)`` when the call is done: now if it is, else on a thread for callbacks.
 
-        `fn` may wait and make calls of its own, for the node that added it.
+        `fn` may wait and make calls of its own, for the node that added it. Once the call is
+        done, the program does not end before `fn` has run.
         """
         self._arm()
         context = contextvars.copy_context()
         if self.ready:
             self._call_back(fn)
         else:
-            self.when_done(lambda _: callbacks.put(lambda: context.run(self._call_back, fn)))
+            self.when_done(
+                lambda _: callbacks.put(lambda: context.run(self._call_back, fn), self.engine)
+            )
 
     def _call_back(self, callback: Callable[[Any], Any]) -> None:
         try:
@@ -282,7 +285,10 @@ class Future(_base.Future):  # type: ignore[type-arg]
     def __del__(self) -> None:
         """Report an error that nobody looked at; sends nothing, so it is safe at any time."""
         if self._failed and not self._seen:
-            self.engine.unseen(self)
+            engine = self.engine
+            if getattr(engine, "failed", False):  # one failure, one traceback: count it only
+                self._decode = None
+            engine.unseen(self)
 
     def set_running_or_notify_cancel(self) -> bool:
         """Refuse: only mpiml runs calls."""

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
+from mpiml.callbacks import callbacks
 from mpiml.client import Client, NodeClient
 from mpiml.context import missing_ranks
 from mpiml.control import Note
@@ -168,10 +169,6 @@ class Runtime:
             self.world = world.single()
         return self.world.user_comm
 
-    def log_stream(self, node: HostedNode) -> Any:
-        """Return where a node's log goes: standard error, tagged with the node."""
-        return sys.stderr
-
     def report(
         self, node: HostedNode, done: float, total: float | None, metrics: dict[str, float]
     ) -> None:
@@ -286,9 +283,10 @@ class Runtime:
                 self.fail(self.nodes[0], error)
 
     def _active(self) -> tuple[int, int]:
-        """Return how many calls are under way here, and how many streams stand open."""
+        """Return how many calls and callbacks are under way here, and how many streams open."""
         servers = [node.server for node in self.nodes]
         active = sum(node.constructing for node in self.nodes) + self.failures.held
+        active += callbacks.under_way(self.engine)
         return (
             active + sum(server.active for server in servers),
             sum(len(server.streams) for server in servers),
@@ -322,10 +320,18 @@ class Runtime:
             sys.stdout.flush()
             sys.stderr.flush()
             ending.finish(comm.Ibarrier(), gave_up)
+        self._tell_unseen()
         self.engine.close()
         if streams is not None:
             for thread in self._threads:
                 thread.join(1.0)
+
+    def _tell_unseen(self) -> None:
+        """Say which methods failed again and again; the first error has been logged."""
+        if not self.ending.failed:  # else most are its consequences
+            for about, count in self.engine.unseen_errors().items():
+                if count > 1:
+                    self.engine.log(f"{about} failed {count} times and nobody looked")
 
     def _call_back(self, node: HostedNode) -> None:
         scope = type(node.scope)(node)  # the node's own has halted; callbacks may still call

@@ -8,57 +8,72 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from mpiml.callbacks import callbacks
+from mpiml.contents import parts
 from mpiml.wire import WAITS, WAITS_QUERY, Frame
 
 if TYPE_CHECKING:
     from traceback import FrameSummary
 
-__all__ = ["Survey", "stack_of", "where"]
+__all__ = ["Survey", "callback_stack", "stack_of", "where"]
 
 _HERE = os.path.dirname(__file__)
+_LIBRARY = os.path.dirname(os.__file__)
 
 
 def where(frame: FrameType | None) -> str:
     """Return ``file:line in function`` of the innermost user code on a stack."""
-    while frame is not None and frame.f_code.co_filename.startswith(_HERE):
-        frame = frame.f_back
-    while frame is not None and _is_library(frame.f_code.co_filename):
+    while frame is not None and not _is_users(frame.f_code.co_filename):
         frame = frame.f_back
     if frame is None:
         return "no user code"
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno} in {frame.f_code.co_name}"
 
 
-def _is_library(file: str) -> bool:
-    return file.startswith("<") or file in (threading.__file__,)
+def _is_users(file: str) -> bool:
+    """Return whether a file is neither ours nor of the standard library."""
+    if file.startswith((_HERE, "<frozen ")):
+        return False
+    return not file.startswith(_LIBRARY) or "-packages" in file
 
 
 def stack_of(node: Any) -> str:
     """Return the stacks of the threads that belong to `node`, user code only, as text."""
-    import traceback
-
     frames = sys._current_frames()
     names = {f"mpiml {node.title}", f"mpiml loop {node.title}"}
     main = len(node.runtime.nodes) == 1 or node.calling_back
-    parts = []
+    stacks = []
     for thread in threading.enumerate():
         mine = thread.name in names or thread.ident == node.thread
         mine = mine or (main and thread is threading.main_thread())
-        frame = frames.get(thread.ident or 0)
-        if mine and frame is not None:
-            parts.append("".join(traceback.format_list(_user_code(frame)[-12:])))
-    parts += [f"  a coroutine at {line}\n" for _, line in _coroutines(node)]
-    return "\n".join(parts).rstrip() or "  (no Python thread of this node was found)"
+        text = _text_of(frames.get(thread.ident or 0)) if mine else ""
+        if text:  # else an idle thread of ours
+            stacks.append(text)
+    stacks += [f"  a coroutine at {line}\n" for _, line in _coroutines(node)]
+    return "\n".join(stacks).rstrip() or "  (no thread of this node runs user code)"
+
+
+def callback_stack() -> str:
+    """Return the stack of the callback of a future that runs now, user code only."""
+    frames = sys._current_frames()
+    found = [t.ident or 0 for t in threading.enumerate() if t.name == callbacks.name]
+    return "".join(_text_of(frames.get(ident)) for ident in found).rstrip()
+
+
+def _text_of(frame: FrameType | None) -> str:
+    import traceback
+
+    return "" if frame is None else "".join(traceback.format_list(_user_code(frame)[-12:]))
 
 
 def _user_code(frame: FrameType) -> "list[FrameSummary]":
-    """Return the frames that mpiml called, without its own and those of whoever called it."""
+    """Return the user's frames that mpiml called, without those of whoever called mpiml."""
     from traceback import extract_stack
 
     stack = extract_stack(frame)
     start = next((i for i, f in enumerate(stack) if f.filename.startswith(_HERE)), 0)
     for part in (stack[start:], stack):  # the whole of a thread that mpiml has not started
-        theirs = [f for f in part if not f.filename.startswith(_HERE)]
+        theirs = [f for f in part if _is_users(f.filename)]
         if theirs:
             return theirs
     return []
@@ -194,7 +209,7 @@ class Survey:
         engine.transmit(rank, WAITS, engine.rank, rank, aux=tenths, body=text.encode())
 
     def _on_answer(self, rank: int, frame: Frame, buffers: Sequence[Any]) -> None:
-        self._answers[rank] = (frame.aux / 10, bytes(frame.body).decode())
+        self._answers[rank] = (frame.aux / 10, bytes(parts(frame, buffers)[0]).decode())
         if len(self._answers) == self._runtime.engine.size:
             self._complete.set()
 

@@ -242,6 +242,47 @@ def build_run() -> mpiml.Program:
     return program
 
 
+class RunsWithBatches:
+    """``run()`` fails while a batch runs and others are queued."""
+
+    def __init__(self):
+        self.begun = threading.Event()
+
+    @mpiml.batched(1, 0.0)
+    def one(self, x):
+        self.begun.set()
+        time.sleep(0.5)
+        return x
+
+    @mpiml.batched(64, 60.0)
+    def many(self, x):
+        return x
+
+    def items(self):
+        yield 1
+
+    def run(self):
+        self.begun.wait()
+        time.sleep(0.2)
+        raise ValueError("boom")
+
+
+def in_batches(service):
+    calls = [getattr(service.futures, name)(i) for i in range(3) for name in ("one", "many")]
+    stream = service.stream.items()
+    for call in calls:
+        call.result()
+    next(stream)
+
+
+def build_batches() -> mpiml.Program:
+    """``run()`` of a service fails, with calls of every kind in its queue."""
+    program = mpiml.Program("batches")
+    bad = program.add_node(mpiml.ServiceNode(RunsWithBatches), label="bad")
+    program.add_node(mpiml.PyNode(in_batches, bad), label="client", replicas=2)
+    return program
+
+
 def both(n):
     time.sleep(0.2)
     raise ValueError(f"boom {n}")

@@ -132,6 +132,14 @@ def test_run_of_a_service_fails(ranks):
     check(run(ranks, "build_run"), "ValueError: boom", "bad/0")
 
 
+def test_what_a_failed_service_has_queued_is_refused_and_no_traceback_but_one(ranks):
+    ended = run(ranks, "build_batches")
+    check(ended, "ValueError: boom", "bad/0")
+    assert ended.stderr.count("Traceback (most recent call last)") == 1, str(ended)
+    assert "still running" not in ended.stderr, str(ended)
+    assert "nobody looked" not in ended.stderr, str(ended)
+
+
 def test_two_nodes_raise_at_once_and_one_is_shown(ranks):
     ended = run(ranks, "build_two")
     assert ended.rc == 1, str(ended)

@@ -77,6 +77,20 @@ def test_only_errors_that_nobody_saw_are_reported():
     assert engine.dropped == ["svc/0.method()"]
 
 
+def test_errors_that_nobody_saw_are_only_counted_once_the_program_has_failed():
+    class Failed(Engine):
+        failed = True
+
+        def unseen(self, future):
+            self.dropped.append(future._decode)
+
+    engine = Failed()
+    open_future(engine).fail(ValueError("a consequence"))
+    engine.pending.clear()
+    gc.collect()
+    assert engine.dropped == [None]  # counted, and nothing that could be logged
+
+
 def test_cancel_and_completion_exclude_each_other():
     engine = Engine()
     future = open_future(engine)
@@ -359,6 +373,25 @@ def test_callbacks_may_wait_and_call(mode):
 
 
 @both
+def test_the_program_does_not_end_under_a_callback(mode):
+    ran = []
+
+    def callback(future):
+        threading.Event().wait(0.3)  # longer than an idle program takes to end
+        ran.append((future.result(), future.engine.closed))
+
+    def body(svc):
+        future = svc.futures.hold(1)
+        future.add_done_callback(callback)
+        svc.open()
+        future.result()
+        return ran
+
+    assert play(mode, body, svc=Service, concurrency=2) in ([(1, False)], None)
+    assert [closed for _, closed in ran] in ([], [False])
+
+
+@both
 def test_a_callback_that_raises_is_logged_and_nothing_else(mode, capfd):
     def body(svc):
         finished = threading.Event()
@@ -444,3 +477,4 @@ def test_an_error_that_nobody_saw_is_logged_once_for_each_method(mode, capfd):
         assert "ValueError: number 0" in err
         assert "raise ValueError(x)" in err  # the remote traceback
         assert "double" not in err
+        assert "svc/0.fail() failed 10 times and nobody looked\n" in err  # at the end

@@ -9,7 +9,8 @@ import pytest
 
 import mpiml
 from mpiml.aio import Loop
-from mpiml.survey import stack_of, where
+from mpiml.engine import Engine
+from mpiml.survey import Survey, stack_of, where
 from tests.mpi import ROOT, child, mpiexec
 from tests.waiting import cycle, lively
 
@@ -49,6 +50,37 @@ def test_a_stack_shows_user_code_only():
     text = stack_of(Straggler())
     assert "in test_a_stack_shows_user_code_only" in text
     assert "in stack_of" not in text
+
+
+def test_a_stack_leaves_out_the_library_and_idle_threads():
+    def wait():
+        ready.set()
+        gate.wait()
+
+    gate, ready = threading.Event(), threading.Event()
+    idle = threading.Thread(target=gate.wait, name="mpiml node/0")
+    busy = threading.Thread(target=wait, name="mpiml loop node/0")
+    node = Straggler()
+    node.thread = 0
+    idle.start()
+    try:
+        assert "threading.py" not in stack_of(node)
+        assert "runs user code" in stack_of(node)
+        busy.start()
+        assert ready.wait(30)
+        assert "in wait" in stack_of(node)
+        assert "threading.py" not in stack_of(node)
+    finally:
+        gate.set()
+
+
+def test_a_long_answer_is_read():
+    runtime = types.SimpleNamespace(nodes=[], name="x", stopping=False)
+    runtime.engine = Engine(0, 1, (128, 1 << 24), print)
+    survey = Survey(runtime, 0)
+    text = "! line\n" * 6000
+    survey.local = lambda: (99.0, text)
+    assert survey.ask() == {0: (99.0, text)}
 
 
 def test_a_deadlock_of_threads_is_reported_once_and_the_program_goes_on(capfd):
