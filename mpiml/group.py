@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
 from mpiml.client import Client
+from mpiml.errors import UsageError
 from mpiml.later import refuse
 
 __all__ = ["ClientGroup"]
@@ -54,6 +55,14 @@ class ClientGroup:
     def futures(self) -> _GroupFutures:
         """The same calls, as futures."""
         return _GroupFutures(self._clients)
+
+    @property
+    def stream(self) -> Any:
+        """Refused: items of several streams have no order of their own."""
+        raise UsageError(
+            f"{self!r}.stream: expected the client of one replica, got a group. Stream from "
+            "each: for c in clients: c.stream.method(...)"
+        )
 
     def with_options(self, *, timeout: float | None = None) -> "ClientGroup":
         """Return a group whose blocking calls have a deadline, in seconds."""

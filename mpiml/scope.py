@@ -7,6 +7,7 @@ a single node, every thread belongs to it.
 
 import contextvars
 from collections.abc import Generator
+from contextlib import suppress
 from typing import Any, Protocol
 
 from mpiml.errors import Stopped, UsageError
@@ -76,7 +77,8 @@ class BodyScope(Scope):
         """Make every mpiml wait of this body raise `Stopped`, in coroutines too."""
         self.halt = True
         for future in list(self.awaiting):
-            future.get_loop().call_soon_threadsafe(_end, future)
+            with suppress(RuntimeError):  # its loop has been closed: nobody awaits any more
+                future.get_loop().call_soon_threadsafe(_end, future)
 
 
 def _end(future: Any) -> None:

@@ -173,14 +173,19 @@ def test_a_deadline_ends_the_wait_and_not_the_call(mode):
         with pytest.raises(mpiml.DeadlineError, match=r"gate/0\.hold\(\).*within 0\.05 s"):
             gate.with_options(timeout=0.05).hold("late")
         assert gate.with_options(timeout=None).read() == ["late"]
-        assert gate.with_options(timeout=0).read() == ["late"]
+        at_once = gate.with_options(timeout=0)
+        with pytest.raises(mpiml.DeadlineError, match=r"gate/0\.hold\(\).*within 0 s"):
+            at_once.hold("too late")
+        with pytest.raises(mpiml.DeadlineError, match="timeout of the client"):
+            at_once.futures.hold("too late").result()
+        assert at_once.with_options(timeout=None).read()[:1] == ["late"]
         gate.open()
         assert gate.hold("after") == "after"
-        assert gate.read() == ["late", "after"]
+        assert gate.read()[::3] == ["late", "after"]
         with pytest.raises(mpiml.UsageError, match="timeout >= 0"):
             gate.with_options(timeout=-1)
 
-    play(mode, body, gate=Gate, concurrency=2)
+    play(mode, body, gate=Gate, concurrency=4)
 
 
 @both
@@ -522,5 +527,14 @@ def test_a_group_shadows_nothing_but_its_own_verbs(mode):
         assert named.count(1) == [1, 1]
         assert named.index(1) == [2, 2]
         assert isinstance(named, Sequence)
+
+    play(mode, body, named=mpiml.ServiceNode(Named), replicas={"named": 2})
+
+
+@both
+def test_a_stream_of_a_group_is_refused_with_the_cure(mode):
+    def body(named):
+        with pytest.raises(mpiml.UsageError, match=r"for c in clients: c\.stream\.method"):
+            named.stream.count(1)
 
     play(mode, body, named=mpiml.ServiceNode(Named), replicas={"named": 2})
