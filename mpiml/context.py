@@ -1,6 +1,7 @@
 """What a node knows about itself: role, index, communicators, seeds, the stop."""
 
 import contextlib
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -84,7 +85,7 @@ class Context:
 
             self._log = logging.getLogger(f"mpiml.{self.role}.{self.index}")
             if not self._log.handlers:
-                handler = logging.StreamHandler(self._node.runtime.log_stream(self._node))
+                handler = _handler()
                 handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
                 self._log.addHandler(handler)
                 self._log.propagate = False
@@ -158,6 +159,25 @@ class Context:
 
     def __repr__(self) -> str:
         return f"<context of {self.role}/{self.index}, rank {self.world_rank}>"
+
+
+def _handler() -> Any:
+    """Return a handler that writes to what ``sys.stderr`` is at each line.
+
+    A logger outlives its program, and the next program of the process has its own streams.
+    """
+    import logging
+
+    class Handler(logging.StreamHandler):  # type: ignore[type-arg]
+        @property
+        def stream(self) -> Any:
+            return sys.stderr
+
+        @stream.setter
+        def stream(self, value: Any) -> None:
+            """Take what the base class sets; nothing is kept."""
+
+    return Handler()
 
 
 def context() -> Context:

@@ -1,6 +1,8 @@
 """What a node knows of itself, in threads of one process."""
 
+import io
 import logging
+import sys
 import threading
 
 import pytest
@@ -137,3 +139,13 @@ def test_the_log_is_a_logger_of_the_node(capsys):
     run(body, 2)
     lines = sorted(capsys.readouterr().err.splitlines())
     assert lines == ["[node/0] INFO here I am", "[node/1] INFO here I am"]
+
+
+def test_the_log_follows_standard_error(monkeypatch):
+    def body():
+        mpiml.context().log.info("here I am")
+
+    for _ in range(2):  # the logger outlives the program
+        monkeypatch.setattr(sys, "stderr", io.StringIO())
+        run(body, 1)
+        assert sys.stderr.getvalue() == "[node/0] INFO here I am\n"
