@@ -8,6 +8,9 @@ import atexit
 import contextlib
 import mmap
 import os
+import sys
+from collections.abc import Iterator
+from itertools import accumulate
 from typing import Any
 
 from mpi4py import rc
@@ -37,6 +40,8 @@ __all__ = [
 # unless told to yield: 4 ranks on 2 cores need 16 ms for a barrier without, 9 us with it.
 _QUIRKS = {"OMPI_MCA_osc": "^ucx", "OMPI_MCA_mpi_yield_when_idle": "true"}
 _started_by: int | None = None  # the process that initialised MPI here, if it was we
+_given_up = False  # whether a program has left communication behind that nobody will complete
+_MOST = (1 << 31) - 1  # bytes; the counts and offsets of Allgatherv are 32-bit numbers
 
 
 def start() -> MPI.Intracomm:
@@ -53,13 +58,24 @@ def start() -> MPI.Intracomm:
     if MPI.Is_finalized():
         raise UsageError("mpiml: MPI has been finalised in this process; start a new one")
     if not MPI.Is_initialized():
-        for name, value in _QUIRKS.items():
-            os.environ.setdefault(name, value)
-        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        with _quirks():
+            MPI.Init_thread(MPI.THREAD_MULTIPLE)
         _started_by = os.getpid()
         atexit.register(finish)
     check_threads()
     return MPI.COMM_WORLD
+
+
+@contextlib.contextmanager
+def _quirks() -> Iterator[None]:
+    """Set what MPI reads when it starts, for so long only: jobs of a child are not ours."""
+    added = {name: value for name, value in _QUIRKS.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
 
 
 def check_threads() -> None:
@@ -74,12 +90,38 @@ def check_threads() -> None:
         )
 
 
-def finish() -> None:
-    """Finalise MPI if `start` initialised it; a second call, or a forked child's, does nothing."""
+def finish(status: int = 1) -> None:
+    """Finalise MPI if `start` initialised it; a second call, or a forked child's, does nothing.
+
+    Collective over COMM_WORLD. Where a program was given up, MPI_Finalize would wait for its
+    messages, perhaps for ever: then the job is ended instead, with `status`.
+    """
     global _started_by
-    if _started_by == os.getpid() and not MPI.Is_finalized():
-        _started_by = None
+    if _started_by != os.getpid() or MPI.Is_finalized():
+        return
+    _started_by = None
+    if not _given_up:
         MPI.Finalize()
+        return
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stdout.flush()
+        sys.stderr.write(
+            "mpiml: a program was given up while nodes of it ran on, so MPI cannot be "
+            f"finalised: all ranks of the job end now, with status {status}\n"
+        )
+        sys.stderr.flush()
+    _abort(MPI.COMM_WORLD, status)
+
+
+def _abort(comm: MPI.Comm, status: int) -> None:
+    import threading
+
+    timer = threading.Timer(3.0, os._exit, (status,))  # should the library not do it
+    timer.daemon = True
+    with contextlib.suppress(RuntimeError):  # no new threads while the interpreter ends
+        timer.start()
+    comm.Abort(status)
+    os._exit(status)
 
 
 def library() -> str:
@@ -96,11 +138,23 @@ def exchange_record(comm: MPI.Intracomm, record: bytes) -> list[bytes]:
 
 
 def exchange_text(comm: MPI.Intracomm, text: bytes) -> list[bytes]:
-    """Give every rank the bytes of each rank, of any length. Collective over `comm`."""
+    """Give every rank the bytes of each rank. Collective over `comm`.
+
+    Raises
+    ------
+    UsageError
+        On every rank, if they are over 2 GiB together.
+    """
     lengths = exchange_record(comm, len(text).to_bytes(8, "little"))
     sizes = [int.from_bytes(length, "little") for length in lengths]
-    starts = [sum(sizes[:i]) for i in range(len(sizes))]
-    everything = bytearray(sum(sizes))
+    *starts, total = accumulate(sizes, initial=0)
+    if total > _MOST:
+        raise UsageError(
+            f"mpiml: expected at most {_MOST} bytes from all ranks to compare their programs or "
+            f"to tell their errors, got {total}, the most of them from rank "
+            f"{sizes.index(max(sizes))}. Let nodes load large arguments themselves."
+        )
+    everything = bytearray(total)
     comm.Allgatherv([text, MPI.BYTE], [everything, sizes, starts, MPI.BYTE])
     return [bytes(everything[s : s + n]) for s, n in zip(starts, sizes, strict=True)]
 
@@ -123,7 +177,9 @@ class World:
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
-        self.engine_comm = comm.Dup()
+        # Not a duplicate: what the user attached to `comm` is no promise of ours. A hint such
+        # as mpi_assert_allow_overtaking, which libraries before MPI-4 copy, would break us.
+        self.engine_comm = comm.Split(0, comm.rank)
         self.engine_comm.Set_name("mpiml engine")
         self.user_comm = comm.Dup()
         self.user_comm.Set_name("mpiml world")
@@ -185,13 +241,12 @@ class World:
 
     def abort(self, status: int) -> None:
         """End every process of the job with `status`; never returns."""
-        import threading
+        _abort(self.engine_comm, status)
 
-        timer = threading.Timer(3.0, os._exit, (status,))  # should the library not do it
-        timer.daemon = True
-        timer.start()
-        self.engine_comm.Abort(status)
-        os._exit(status)
+    def give_up(self) -> None:
+        """Note that messages are left that nobody will receive; instead of `close`. Local."""
+        global _given_up
+        _given_up = _given_up or self.engine_comm.size > 1
 
     def close(self) -> None:
         """Free everything. Collective; a second call does nothing."""

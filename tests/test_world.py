@@ -102,6 +102,48 @@ def test_exchanges_give_every_rank_all_bytes():
     made.close()
 
 
+@pytest.mark.mpi(min_size=2)
+def test_too_much_text_is_refused_on_all_ranks(monkeypatch):
+    import mpiml
+    from mpiml import world as module
+
+    comm, made = world()
+    monkeypatch.setattr(module, "_MOST", 100)
+    with pytest.raises(mpiml.UsageError, match=r"at most 100 bytes.*got 101.*from rank 1"):
+        module.exchange_text(comm, b"x" * 101 if comm.rank == 1 else b"")
+    assert len(module.exchange_text(comm, b"x" * 100 if comm.rank == 1 else b"")) == comm.size
+    made.close()
+
+
+@pytest.mark.mpi(min_size=1)
+def test_what_the_user_attached_to_a_communicator_is_not_ours():
+    from mpi4py import MPI
+
+    key = MPI.Comm.Create_keyval(copy_fn=True)
+    comm = MPI.COMM_WORLD.Create_cart([MPI.COMM_WORLD.size])
+    comm.Set_attr(key, "mine")
+    from mpiml.world import World
+
+    made = World(comm)
+    assert made.engine_comm.Get_attr(key) is None
+    assert made.engine_comm.Get_topology() == MPI.UNDEFINED
+    assert made.engine_comm.rank == comm.rank
+    made.close()
+    comm.Free()
+    MPI.Comm.Free_keyval(key)
+
+
+@pytest.mark.parametrize("own", [None, "ucx"])
+def test_what_mpi_is_told_at_its_start_is_not_left_in_the_environment(own):
+    code = (
+        "import os\nfrom mpiml import world\nbefore = dict(os.environ)\nworld.start()\n"
+        "left = {k: v for k, v in os.environ.items() if k.startswith('OMPI_MCA')}\n"
+        "print(left == {k: v for k, v in before.items() if k.startswith('OMPI_MCA')})"
+    )
+    env = environment(OMPI_MCA_mpi_yield_when_idle=None, OMPI_MCA_osc=own)
+    assert child(sys.executable, "-c", code, env=env).check().stdout == "True\n"
+
+
 def test_mpi_below_thread_multiple_is_refused(mpi_launcher):
     code = (
         "import mpi4py; mpi4py.rc.thread_level = 'funneled'\n"
