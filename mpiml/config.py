@@ -137,6 +137,15 @@ class Config(NamedTuple):
         )
         return base._replace(**_launched(environ), **_own(environ))
 
+    @classmethod
+    def read_foreign(cls) -> "Config":
+        """Read the environment of this process without its ``MPIML_*`` variables.
+
+        Local: no MPI. One that is wrong is an error for all ranks to hear of, which takes
+        this rank's part in the handshake.
+        """
+        return cls.read({k: v for k, v in os.environ.items() if not k.startswith("MPIML_")})
+
 
 def inner_environ(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return a copy of the environment that is fit to start another MPI job from.

@@ -12,18 +12,20 @@ import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from mpiml.config import Config
 from mpiml.digest import digest, first_difference
 from mpiml.errors import GraphMismatchError, RemoteError, UsageError
 from mpiml.hosts import FACTS_SIZE, Facts, local_facts
 from mpiml.payload import pack_error, unpack_error
 
-__all__ = ["Record", "alone", "exchange"]
+__all__ = ["Record", "agree", "alone", "exchange"]
 
 VERSION = 1
 SIZE = 512
 READY, FAULT, USAGE = 0, 1, 2
 _HEAD = struct.Struct("<BBBxiI32s8s")
 _ERROR = struct.Struct("<BI")  # encoding, bytes of the traceback
+_MOST = 1 << 20  # bytes of an error, and of its traceback, that are sent to all ranks
 _BETWEEN, _INSIDE = "\x1e", "\x1f"
 
 
@@ -75,7 +77,9 @@ class Record(NamedTuple):
 
 def alone(attached: int | None) -> Record:
     """Return the record of a process that has nobody to compare with. Local."""
-    return Record(READY, 0, attached, bytes(32), local_facts(), os.urandom(8))
+    return Record(
+        READY, 0, attached, bytes(32), local_facts(Config.read_foreign()), os.urandom(8)
+    )
 
 
 def exchange(
@@ -118,10 +122,26 @@ def exchange(
     records = [Record.unpack(data, rank) for rank, data in enumerate(answers)]
     failed = [rank for rank, record in enumerate(records) if record.state != READY]
     if failed:
-        raise _failure(comm, error, failed[0])
+        raise _failure(comm, error, failed[0], "built")
     if len({record.digest for record in records}) > 1:
         _compare(comm, lines)
     return records
+
+
+def agree(comm: Any, error: BaseException | None) -> None:
+    """Raise on all ranks what one has raised while it set itself up.
+
+    Collective over `comm`: one allgather of a byte if all is well.
+
+    Raises
+    ------
+    BaseException
+        As in `exchange`.
+    """
+    answers = _world().exchange_record(comm, bytes((error is not None,)))
+    failed = [rank for rank, answer in enumerate(answers) if answer[0]]
+    if failed:
+        raise _failure(comm, error, failed[0], "started")
 
 
 def _compare(comm: Any, lines: Sequence[tuple[str, str]]) -> None:
@@ -154,14 +174,17 @@ def _pair(line: str) -> tuple[str, str]:
     return name, value
 
 
-def _failure(comm: Any, error: BaseException | None, rank: int) -> BaseException:
+def _failure(comm: Any, error: BaseException | None, rank: int, doing: str) -> BaseException:
     """Return the error to raise here for the one of `rank`. Collective over `comm`."""
     import traceback
 
     data = b""
     if error is not None and comm.rank == rank:
         packed = pack_error(error)
-        trace = "".join(traceback.format_exception(error)).encode(errors="backslashreplace")
+        text = "".join(traceback.format_exception(error))
+        if len(packed.body) > _MOST:  # it holds an array, say
+            packed = pack_error(RemoteError(f"{type(error).__name__}: {str(error)[:1000]}"))
+        trace = text.encode(errors="backslashreplace")[-_MOST:]
         data = _ERROR.pack(packed.encoding, len(trace)) + trace + bytes(packed.body)
     data = _world().exchange_text(comm, data)[rank]
     if error is None:
@@ -169,7 +192,7 @@ def _failure(comm: Any, error: BaseException | None, rank: int) -> BaseException
         start = _ERROR.size
         error = unpack_error(encoding, data[start + length :])
         stack = data[start : start + length].decode(errors="replace")
-        error.__cause__ = RemoteError(f"while the program was built on rank {rank}:\n{stack}")
+        error.__cause__ = RemoteError(f"while the program was {doing} on rank {rank}:\n{stack}")
     error.mpiml_rank = rank  # type: ignore[attr-defined]
     return error
 

@@ -75,8 +75,6 @@ def launch(
     Exception
         Whatever left a node, on every rank, with the remote traceback as ``__cause__``.
     """
-    if on_stuck not in ("abort", "raise"):
-        raise UsageError(f"launch: expected on_stuck 'abort' or 'raise', got {on_stuck!r}")
     settings = Settings(grace, stall_warning, seed, max_time, on_stuck, progress)
     if not isinstance(program, Program):
         return _launch_script(program, comm, settings, threads)
@@ -112,7 +110,7 @@ def _launch_script(
         try:
             return cmdline.call_build(build, options.build_args)
         except cmdline.Help as wish:
-            if Config.read().rank_hint in (None, 0):  # one of many ranks speaks
+            if Config.read_foreign().rank_hint in (None, 0):  # one of many ranks speaks
                 print(wish, end="", flush=True)
             raise SystemExit(0) from None
 
@@ -172,7 +170,7 @@ def run_program(
     if comm is not None and box is None:
         from mpiml import world
 
-        world.finish()
+        world.finish(status or 1)
     return status
 
 
@@ -189,7 +187,7 @@ def _show(error: BaseException, rank: int, shared: bool) -> int:
     if rank == (speaker if speaker is not None else 0):
         if isinstance(error, MpimlError) and (usage or speaker is None):
             text = str(error)
-            prefix = "" if text.startswith("usage:") else "mpiml: "
+            prefix = "" if text.startswith(("usage:", "mpiml")) else "mpiml: "
             sys.stderr.write(f"{prefix}{text}\n")
         else:
             sys.stderr.write("".join(traceback.format_exception(error)))
@@ -198,7 +196,16 @@ def _show(error: BaseException, rank: int, shared: bool) -> int:
 
 
 def attach(
-    program: Program, comm: Any = None, *, label: str, **settings: Any
+    program: Program,
+    comm: Any = None,
+    *,
+    label: str,
+    grace: float = 10.0,
+    stall_warning: float = 60.0,
+    seed: int = 0,
+    max_time: float | None = None,
+    progress: bool = False,
+    on_stuck: str = "abort",
 ) -> AbstractContextManager[Any]:
     """Let the calling code be the body of a node: the block is the body.
 
@@ -212,8 +219,8 @@ def attach(
         As for `launch`.
     label
         Role of the calling code.
-    **settings
-        Keywords of `launch`: `grace`, `stall_warning`, `seed`, `max_time`, `on_stuck`.
+    grace, stall_warning, seed, max_time, progress, on_stuck
+        As for `launch`.
 
     Returns
     -------
@@ -225,9 +232,7 @@ def attach(
     UsageError
         If the program has no such role, or more or fewer ranks attach than it has replicas.
     """
-    if not isinstance(program, Program):
-        raise UsageError(f"attach: expected a Program, got {type(program).__name__}")
-    chosen = Settings(**settings)
+    chosen = Settings(grace, stall_warning, seed, max_time, on_stuck, progress)
     comm = default_comm() if comm is None else comm
     return _attached(Job(lambda: program, _caller(), comm, chosen, attached=label))
 
@@ -239,9 +244,9 @@ def _attached(job: Job) -> Iterator[Any]:
 
     with run_session(job) as runtime:
         node = next(n for n in runtime.nodes if n.spec.role == job.attached)
-        runtime.start([node])
         token = enter(node.scope)
         try:
+            runtime.start([node])
             me = node.context = Context(node)
             me.clients = _Clients(runtime, node)
             yield me

@@ -22,7 +22,7 @@ from mpiml.scope import current_scope
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Output"]
+__all__ = ["Output", "check_folder"]
 
 _ATOMIC = 4096  # bytes that a pipe takes in one piece: Linux's PIPE_BUF
 _LONG = 1 << 16  # characters; see the module's docstring
@@ -127,6 +127,31 @@ class Output:
         trouble = self._logs.write(tag, text)
         if trouble:
             self.raw_stderr.write(trouble)
+
+
+def check_folder(folder: "Path") -> None:
+    """Make a folder for logs if need be, and write to it. Local: no MPI.
+
+    Raises
+    ------
+    UsageError
+        If it cannot be written.
+    """
+    from tempfile import TemporaryFile
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+
+
+def _unwritable(folder: "Path", error: OSError) -> UsageError:
+    return UsageError(
+        f"--log-dir {folder}: expected a folder that can be written, got {error}. "
+        "Give another one."
+    )
 
 
 class _Line:
@@ -302,10 +327,7 @@ class _Logs:
             if single is not None:
                 self._open(single)
         except OSError as error:
-            raise UsageError(
-                f"--log-dir {folder}: expected a folder that can be written, got {error}. "
-                "Give another one."
-            ) from error
+            raise _unwritable(folder, error) from error
 
     def _open(self, tag: str) -> int:
         path = self._folder / f"{tag.replace('/', '-')}.log"

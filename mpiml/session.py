@@ -2,24 +2,30 @@
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple
 
 from mpiml import handshake, scope
+from mpiml.asked import check_settings
 from mpiml.config import Config
-from mpiml.control import SIGNALLED, TIME
+from mpiml.control import FAILED, SIGNALLED, STUCK, TIME, Note
 from mpiml.cores import settle_cores
 from mpiml.engine import Engine
 from mpiml.errors import UsageError
 from mpiml.faults import LauncherWatch, Signals, guard_fork, install_excepthooks
 from mpiml.hosting import HostedNode
 from mpiml.layout import lay_out, split_layers
-from mpiml.output import Output
+from mpiml.output import Output, check_folder
+from mpiml.payload import pack_error
 from mpiml.program import Program
 from mpiml.reporting import reporting
+from mpiml.roles.placement import Plan
 from mpiml.runtime import Runtime, Settings
 from mpiml.survey import Survey
+from mpiml.tracebacks import remote_text
+from mpiml.wire import STOP
 
 __all__ = ["Job", "default_comm", "log", "run_session"]
 
@@ -63,28 +69,35 @@ class Job(NamedTuple):
 _busy: list[Any] = []  # communicators with a program running on them
 
 
+_claiming = threading.Lock()
+
+
 @contextmanager
 def run_session(job: Job) -> Iterator[Runtime]:
     """Start a program and close everything after it, whatever happens.
 
-    Collective over the job's communicator. The block runs the program.
+    Collective over the job's communicator. The block runs the program. What fails on one rank
+    before it begins is raised on all; so is an error of mpiml that leaves the block on one.
     """
     with ExitStack() as stack:
         stack.enter_context(_claimed(job.comm))
-        runtime, config = _start(job)
-        stack.callback(_close, runtime)
-        stack.callback(guard_fork(lambda: _disown(runtime)))
-        survey = Survey(runtime, job.settings.stall_warning)
-        stack.callback(survey.close)
-        if job.hooks:
-            _hook(stack, runtime, survey, config)
-        if job.settings.max_time is not None and runtime.engine.rank == 0:
-            _limit(stack, runtime, job.settings.max_time)
-        if job.output:
-            single = runtime.nodes[0].title if len(runtime.nodes) == 1 else None
-            runtime.stderr = stack.enter_context(Output(single, job.log_dir)).raw_stderr
-        stack.enter_context(reporting(runtime))
-        yield runtime
+        meeting = _meet(job)
+        held: list[Runtime] = []
+        stack.callback(_close, meeting.world, held)
+        error: BaseException | None = None
+        try:
+            _set_up(stack, job, meeting, held)
+        except BaseException as failure:
+            error = failure
+        if meeting.world is not None and job.comm.size > 1:
+            handshake.agree(meeting.world.engine_comm, error)
+        elif error is not None:
+            raise error
+        try:
+            yield held[0]
+        except BaseException as failure:
+            _give_up(held[0], failure)
+            raise
 
 
 def default_comm() -> Any:
@@ -103,7 +116,7 @@ def default_comm() -> Any:
 
         if MPI.Is_initialized() and not MPI.Is_finalized() and MPI.COMM_WORLD.size > 1:
             comm = MPI.COMM_WORLD
-    if comm is None and Config.read().launcher is None:
+    if comm is None and Config.read_foreign().launcher is None:
         return None
     if _busy:
         raise UsageError(
@@ -139,35 +152,56 @@ def _claimed(comm: Any) -> Iterator[None]:
         raise UsageError(
             "mpiml.launch: expected an intracommunicator, got an intercommunicator. Merge() it."
         )
-    if any(comm == other for other in _busy):
-        raise UsageError(
-            "mpiml.launch: a program runs on this communicator already. Use comm.Dup(), or "
-            "context().comm inside a node."
-        )
-    _busy.append(comm)
+    with _claiming:
+        if any(comm == other for other in _busy):
+            raise UsageError(
+                "mpiml.launch: a program runs on this communicator already. Use comm.Dup(), or "
+                "context().comm inside a node."
+            )
+        _busy.append(comm)
     try:
         yield
     finally:
-        _busy.remove(comm)
+        with _claiming:
+            _busy.remove(comm)
 
 
-def _build(job: Job) -> tuple[Program | None, list[Any], int | None, BaseException | None]:
-    """Load, check and describe; an error is returned, since other ranks must hear of it."""
+class _Built(NamedTuple):
+    """What one rank has before it meets the others; an error, since they must hear of it."""
+
+    program: Program | None = None
+    config: Config | None = None
+    lines: Any = ()
+    role: int | None = None
+    error: BaseException | None = None
+
+
+def _build(job: Job) -> _Built:
+    """Load, check and describe, and do all else that may fail here and needs nobody else."""
     try:
+        call = "launch" if job.attached is None else "attach"
+        check_settings(job.settings, job.threads, call)
+        config = Config.read()
+        if job.log_dir is not None:
+            check_folder(job.log_dir)
         program = job.load()
         if not isinstance(program, Program):
-            raise UsageError(f"expected a Program, got {type(program).__name__}")
+            raise UsageError(f"mpiml.{call}: expected a Program, got {type(program).__name__}")
         program.check()
         role = None if job.attached is None else _role(program, job.attached)
         lines: list[Any] = []
-        if job.comm is not None and job.comm.size > 1:
-            from mpiml.digest import describe
+        if job.comm is not None:
+            from mpiml.world import check_threads
 
-            file = job.file if job.file is not None and os.path.isfile(job.file) else None
-            lines = describe(program, file)
-        return program, lines, role, None
+            check_threads()
+            if job.comm.size > 1:
+                from mpiml.digest import describe
+
+                file = job.file if job.file is not None and os.path.isfile(job.file) else None
+                lines = describe(program, file)
+        return _Built(program, config, lines, role)
     except BaseException as error:
-        return None, [], None, error
+        return _Built(error=error)
 
 
 def _role(program: Program, label: str) -> int:
@@ -179,57 +213,124 @@ def _role(program: Program, label: str) -> int:
     return labels.index(label)
 
 
-def _start(job: Job) -> tuple[Runtime, Config]:
-    """Take the program from its loader to the engine of this rank. Collective."""
+class _Meeting(NamedTuple):
+    """What all ranks know once they have met; equal on all, but for `shared`."""
+
+    name: str
+    vertices: Any
+    ranks: list[int]
+    plan: Plan
+    hosts: Any
+    config: Config
+    world: Any = None
+    shared: Any = None  # memory of this host, and the lines in it
+
+
+def _meet(job: Job) -> _Meeting:
+    """Compare programs, place the nodes, make communicators. Collective.
+
+    Whatever is raised here is raised on all ranks: all that may fail on one was done before,
+    or is done in `_set_up`.
+    """
     comm = job.comm
-    program, lines, role, error = _build(job)
+    built = _build(job)
     if comm is None:
-        if error is not None:
-            raise error
-        records = [handshake.alone(role)]
+        if built.error is not None:
+            raise built.error
+        records = [handshake.alone(built.role)]
     else:
-        records = handshake.exchange(comm, lines, error, role)
+        records = handshake.exchange(comm, built.lines, built.error, built.role)
+    program, config = built.program, built.config
     assert program is not None
-    config = Config.read()
+    assert config is not None
     plan, hosts = lay_out(
         program, [r.facts for r in records], [r.attached for r in records],
         job.threads, config.host_size,
     )  # fmt: skip
     vertices = program.expand(plan.replicas)
     ranks = [plan.ranks[v.unit[0]][v.unit[1]] for v in vertices]
+    meeting = _Meeting(program.name, vertices, ranks, plan, hosts, config)
+    if comm is None:
+        return meeting
+    from mpiml.linking import share
+    from mpiml.world import World
+
+    world = World(comm)
+    world.split_roles(split_layers(vertices, ranks, comm.rank))
+    first = hosts.rows[hosts.host_of(comm.rank)].ranks[0]
+    return meeting._replace(
+        world=world, shared=share(world, comm.rank, hosts, config, records[first].token)
+    )
+
+
+def _set_up(stack: ExitStack, job: Job, meeting: _Meeting, held: list[Runtime]) -> None:
+    """Make the engine of this rank and all that stands around it. Local."""
+    comm, config, hosts = job.comm, meeting.config, meeting.hosts
     rank, size = (0, 1) if comm is None else (comm.rank, comm.size)
     spin = 0 if hosts.oversubscribed(rank) else config.spin_us
-    window = (config.window_messages, config.window_bytes)
-    engine = Engine(rank, size, window, log, spin)
+    engine = Engine(rank, size, (config.window_messages, config.window_bytes), log, spin)
     runtime = Runtime(
-        program.name, vertices, ranks, engine, hosts, None, plan.gpus, job.settings
-    )
-    if comm is not None:  # last, since what was refused above leaves nothing to free
+        meeting.name, meeting.vertices, meeting.ranks, engine, hosts, meeting.world,
+        meeting.plan.gpus, job.settings,
+    )  # fmt: skip
+    held.append(runtime)
+    if comm is not None:
+        from mpiml.linking import link
+
         if job.hooks:  # the whole of what a launcher started: the hosts are ours
             settle_cores(hosts.threads_per_rank(rank))
-        _connect(runtime, comm, config, records[hosts.rows[hosts.host_of(rank)].ranks[0]].token)
-    if rank == 0 and comm is not None:
-        for note in plan.notes:
-            log(note)
-    return runtime, config
+        engine.connect(link(meeting.world, engine, *meeting.shared))
+        if rank == 0:
+            for note in meeting.plan.notes:
+                log(note)
+    stack.callback(engine.close)
+    stack.callback(guard_fork(lambda: _disown(runtime)))
+    survey = Survey(runtime, job.settings.stall_warning)
+    stack.callback(survey.close)
+    if job.hooks:
+        _hook(stack, runtime, survey, config)
+    if job.settings.max_time is not None and rank == 0:
+        _limit(stack, runtime, job.settings.max_time)
+    if job.output:
+        single = runtime.nodes[0].title if len(runtime.nodes) == 1 else None
+        runtime.stderr = stack.enter_context(Output(single, job.log_dir)).raw_stderr
+    stack.enter_context(reporting(runtime))
 
 
-def _connect(runtime: Runtime, comm: Any, config: Config, token: bytes) -> None:
-    """Make the program's communicators and this rank's link. Collective over `comm`."""
-    from mpiml.linking import link
-    from mpiml.world import World, check_threads
+def _close(world: Any, held: list[Runtime]) -> None:
+    """Free the communicators, unless messages are left that nobody will receive."""
+    for runtime in held:
+        runtime.engine.close()
+        world = runtime.world  # None in a forked child; one of its own without a launcher
+        if world is not None and runtime.ending.abandoned:
+            world.give_up()
+            return
+    if world is not None:
+        world.close()
 
-    check_threads()
-    world = runtime.world = World(comm)
-    engine = runtime.engine
-    world.split_roles(split_layers(runtime.vertices, runtime.ranks, engine.rank))
-    engine.connect(link(world, engine, runtime.hosts, config, token))
 
+def _give_up(runtime: Runtime, error: BaseException) -> None:
+    """Tell the others that this rank does not end together with them, since mpiml failed here.
 
-def _close(runtime: Runtime) -> None:
-    runtime.engine.close()
-    if runtime.world is not None and not (runtime.ending.abandoned or runtime.engine.stuck):
-        runtime.world.close()
+    They raise `error` too, instead of waiting. Local: nothing is said twice, and what cannot
+    be sent is not.
+    """
+    ending, engine = runtime.ending, runtime.engine
+    if not ending.abandoned:
+        runtime.failures.broke(error)
+    if engine.link is None or engine.size == 1:
+        return
+    title, vertex = runtime.name, 0
+    if runtime.nodes:
+        title, vertex = runtime.nodes[0].title, runtime.nodes[0].vertex
+    text, packed = remote_text(error, title, engine.rank), pack_error(error)
+    failed = Note(FAILED, 1, vertex, engine.rank, text, packed.encoding, bytes(packed.body))
+    left = Note(STUCK, 1, vertex, engine.rank, "mpiml itself failed")
+    with suppress(Exception):
+        for rank in range(engine.size):
+            for note in (failed, left) if rank != engine.rank else ():
+                engine.transmit(rank, STOP, engine.rank, rank, body=note.pack())
+        engine.link.drain(1.0)
 
 
 def log(text: str) -> None:
@@ -283,8 +384,6 @@ def _hook(stack: ExitStack, runtime: Runtime, survey: Survey, config: Config) ->
 
 def _limit(stack: ExitStack, runtime: Runtime, seconds: float) -> None:
     """Stop the program after so many seconds."""
-    import threading
-
     timer = threading.Timer(seconds, lambda: runtime.request(TIME, 143, "--max-time"))
     timer.daemon = True
     timer.start()

@@ -168,6 +168,12 @@ def test_a_bad_value_shows_itself(name, value):
         Config.read({name: value})
 
 
+def test_the_launcher_is_known_whatever_our_own_variables_say(monkeypatch):
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+    monkeypatch.setenv("MPIML_SPIN_US", "many")
+    assert Config.read_foreign().launcher == "openmpi"
+
+
 def test_an_unknown_variable_is_named():
     with pytest.raises(UsageError, match="MPIML_SPIN_MS"):
         Config.read({"MPIML_SPIN_MS": "1"})

@@ -171,5 +171,15 @@ def test_an_error_that_cannot_be_pickled_arrives_all_the_same(together):
     assert "Local: why" in str(out[0].__cause__)
 
 
+def test_an_error_that_holds_much_is_cut_for_the_others(together, monkeypatch):
+    monkeypatch.setattr(handshake, "_MOST", 1000)
+    own = ValueError("x" * 5000)
+    (here, there), _ = together([LINES, LINES], errors=[own, None])
+    assert here is own
+    assert isinstance(there, RemoteError)
+    assert str(there) == "ValueError: " + "x" * 1000
+    assert len(str(there.__cause__)) < 1100
+
+
 def test_versions_stand_in_the_module():
     assert handshake.VERSION == 1

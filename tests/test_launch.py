@@ -200,7 +200,13 @@ def test_a_signal_stops_the_program():
         (lambda: mpiml.launch(hello(), on_stuck="no"), "on_stuck"),
         (lambda: mpiml.launch(hello(), comm=3), "an mpi4py communicator, got int"),
         (lambda: mpiml.launch(mpiml.Program("empty")), "empty"),
-        (lambda: mpiml.attach("hello.py", label="x"), "expected a Program"),
+        (lambda: mpiml.attach("hello.py", label="x").__enter__(), "attach: expected a Program"),
+        (lambda: mpiml.launch(hello(), grace=-1), "mpiml.launch: grace: expected .*got -1"),
+        (
+            lambda: mpiml.attach(hello(), label="counter", stall_warning="1").__enter__(),
+            "mpiml.attach: stall_warning: expected .*got '1'",
+        ),
+        (lambda: mpiml.launch(hello(), threads=0), "threads: expected .*got 0"),
     ],
 )
 def test_a_wrong_call_is_a_usage_error(call, text):
@@ -378,3 +384,31 @@ def test_a_session_that_is_refused_leaves_nothing_behind():
             pass
     assert not owners
     assert not _busy
+
+
+def test_a_communicator_is_claimed_under_a_lock(monkeypatch):
+    from mpi4py import MPI
+
+    from mpiml import session
+
+    held = []
+
+    class Busy(list):
+        def append(self, item):
+            held.append(session._claiming.locked())
+            super().append(item)
+
+        def remove(self, item):
+            held.append(session._claiming.locked())
+            super().remove(item)
+
+    monkeypatch.setattr(session, "_busy", Busy())
+    with session._claimed(MPI.COMM_SELF):
+        assert not session._claiming.locked()
+    assert held == [True, True]
+
+
+@pytest.mark.parametrize("name", ["failure_grace", "prints", "nonsense"])
+def test_attach_takes_the_settings_of_launch_and_no_others(name):
+    with pytest.raises(TypeError, match=name):
+        mpiml.attach(hello(), label="counter", **{name: 1})

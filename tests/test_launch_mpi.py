@@ -279,6 +279,92 @@ def test_more_ranks_than_nodes_is_refused_on_all_with_both_numbers():
     assert str(comm.size) in str(error)
 
 
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("given", [True, False])
+def test_a_bad_variable_on_one_rank_is_an_error_on_all(monkeypatch, given):
+    comm = world()
+    if comm.rank == comm.size - 1:
+        monkeypatch.setenv("MPIML_SPIN_US", "many")
+    error = raised(lambda: mpiml.launch(filled(index), comm if given else None))
+    assert type(error) is mpiml.UsageError
+    assert "MPIML_SPIN_US" in str(error)
+    assert error.mpiml_rank == comm.size - 1
+    assert comm.allreduce(1) == comm.size
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_bad_setting_on_one_rank_is_an_error_on_all():
+    comm = world()
+    error = raised(lambda: mpiml.launch(filled(index), comm, grace=-1 if comm.rank else 1))
+    assert "mpiml.launch: grace: expected" in str(error)
+    assert comm.allreduce(1) == comm.size
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_a_log_that_one_rank_cannot_write_is_an_error_on_all(tmp_path, kind):
+    from mpiml.runtime import Settings
+    from mpiml.session import Job, run_session
+
+    comm = world()
+    odd = comm.size - 1
+    if comm.rank == odd and kind == "folder":
+        (tmp_path / "logs").write_text("")
+    elif comm.rank == odd:
+        (tmp_path / "logs" / f"node-{odd}.log").mkdir(parents=True)
+    program = filled(index)
+    job = Job(lambda: program, None, comm, Settings(), log_dir=tmp_path / "logs")
+
+    def run():
+        with run_session(job) as runtime:
+            runtime.run()
+
+    error = raised(run)
+    assert type(error) is mpiml.UsageError
+    assert "--log-dir" in str(error)
+    assert error.mpiml_rank == odd
+    assert comm.allreduce(1) == comm.size
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("what", ["Survey", "reporting", "Engine"])
+def test_a_rank_that_cannot_set_itself_up_is_an_error_on_all(monkeypatch, what):
+    from mpiml import session
+
+    comm = world()
+
+    def fail(*args):
+        raise Mine("no memory", 3)
+
+    if comm.rank == comm.size - 1:
+        monkeypatch.setattr(session, what, fail)
+    error = raised(lambda: mpiml.launch(filled(index), comm))
+    assert type(error) is Mine
+    assert error.mpiml_rank == comm.size - 1
+    if comm.rank == 0:
+        assert "while the program was started" in str(error.__cause__)
+    monkeypatch.undo()
+    mpiml.launch(filled(index), comm)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("last", [False, True])
+def test_an_error_of_mpiml_itself_on_one_rank_is_raised_on_all(monkeypatch, last):
+    from mpiml.runtime import Runtime
+
+    comm = world()
+
+    def fail(self):
+        raise Mine("a bug", 5)
+
+    if comm.rank == (comm.size - 1 if last else 0):
+        monkeypatch.setattr(Runtime, "_serve_until_stop", fail)
+    error = raised(lambda: mpiml.launch(filled(index), comm.Dup()))
+    assert type(error) is Mine
+    assert error.code == 5
+    assert comm.allreduce(1) == comm.size
+
+
 # -- folding and the context ----------------------------------------------------------------------
 
 
@@ -534,3 +620,49 @@ def test_a_forked_child_that_ends_by_itself_leaves_mpi_alone(mpi_launcher, tmp_p
     for worker in range(2):
         assert f"[worker/{worker}] 7" in ended.stdout, ended
         assert f"[worker/{worker}] True" in ended.stdout, ended
+
+
+SCRIPT = """
+import sys, time
+import mpiml
+
+def work(seconds):
+    if mpiml.context().index:
+        mpiml.context().stop()
+    else:
+        time.sleep(seconds)
+
+def build() -> mpiml.Program:
+    program = mpiml.Program("stuck")
+    program.add_node(mpiml.PyNode(work, {seconds}), label="node", replicas=4)
+    return program
+
+if __name__ == "__main__":
+    try:
+        mpiml.launch({given}, grace=0.2, on_stuck="raise")
+    except mpiml.MpimlError as error:
+        print("caught", flush=True)
+"""
+
+
+@pytest.mark.parametrize(("given", "caught"), [("build", 0), ("build()", 1)])
+def test_after_a_program_was_given_up_the_job_ends_with_a_status(
+    mpi_launcher, tmp_path, given, caught
+):
+    file = tmp_path / "stuck.py"
+    file.write_text(textwrap.dedent(SCRIPT).format(given=given, seconds=1))
+    ended = mpiexec(2, file, env=environment(), timeout=40)
+    assert ended.rc != 0, ended
+    assert "still ran after the grace" in ended.stderr or caught
+    assert "MPI cannot be finalised" in ended.stderr, ended
+    assert not ended.leftovers
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_a_script_that_ends_well_says_nothing(mpi_launcher, tmp_path, n):
+    file = tmp_path / "script.py"
+    launched = "\nif __name__ == '__main__':\n    mpiml.launch(build)\n"
+    file.write_text(textwrap.dedent(PROGRAM).format(top="", body="pass") + launched)
+    ended = mpiexec(n, file, env=environment(), timeout=60).check()
+    assert ended.stderr == ""
+    assert not ended.leftovers

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from mpiml import output as module
 from mpiml.errors import UsageError
-from mpiml.output import Output
+from mpiml.output import Output, check_folder
 from mpiml.scope import BodyScope, enter, leave
 
 LIMIT = 20  # s; only a hang takes so long
@@ -348,6 +348,14 @@ def test_a_folder_that_cannot_be_made(tmp_path):
     with pytest.raises(UsageError, match=r"--log-dir .*file.*expected a folder"):
         Output("w/0", tmp_path / "file").__enter__()
     assert sys.stdout is stdout
+
+
+def test_a_folder_is_tried_without_leaving_a_file(tmp_path):
+    (tmp_path / "file").write_text("")
+    check_folder(tmp_path / "new" / "logs")
+    assert list((tmp_path / "new" / "logs").iterdir()) == []
+    with pytest.raises(UsageError, match=r"--log-dir .*file.*expected a folder"):
+        check_folder(tmp_path / "file")
 
 
 def test_a_full_disk_ends_the_log_but_not_the_program(capsys, monkeypatch, tmp_path):
