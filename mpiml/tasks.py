@@ -1,15 +1,12 @@
 """What takes a turn in a service: a call as it came, a batch of calls, an item of a stream."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from mpiml.contents import parts
 from mpiml.payload import unpack_call
 from mpiml.turns import MethodScope
 from mpiml.wire import FLAG_STREAM, Frame
-
-if TYPE_CHECKING:
-    from mpiml.server import Server
 
 __all__ = ["Request", "Task", "Wrapper"]
 
@@ -17,20 +14,20 @@ __all__ = ["Request", "Task", "Wrapper"]
 class Task(Protocol):
     """Something that takes a turn in a service."""
 
-    def run(self, server: "Server", scope: MethodScope) -> None:
+    def run(self, server: Any, scope: MethodScope) -> None:
         """Do it, answer, and never raise but to end the program."""
 
-    def refuse(self, server: "Server") -> None:
+    def refuse(self, server: Any) -> None:
         """Answer that the service is gone, instead; runs no user code."""
 
 
 class Wrapper(Protocol):
     """What collects the requests of a method before they become a task."""
 
-    def __call__(self, request: "Request", server: "Server") -> Task | None:
+    def __call__(self, request: "Request", server: Any) -> Task | None:
         """Take a request in; return a task when one is complete."""
 
-    def flush(self, server: "Server") -> None:
+    def flush(self, server: Any) -> None:
         """Make a task of what has been collected, and enqueue it."""
 
 
@@ -52,7 +49,7 @@ class Request:
             return unpack_call(frame[1], frame[8])
         return unpack_call(frame.encoding, *parts(frame, self.buffers))
 
-    def run(self, server: "Server", scope: MethodScope) -> None:
+    def run(self, server: Any, scope: MethodScope) -> None:
         """Run the method and answer, or hand the request to the starter of its kind."""
         frame = self.frame
         name = frame[7]
@@ -75,7 +72,7 @@ class Request:
                 server.streams.pop((self.rank, frame.id), None)
             server.answer_error(self, error)
 
-    def refuse(self, server: "Server") -> None:
+    def refuse(self, server: Any) -> None:
         """Give the credit back and answer that the service is gone."""
         server.engine.consumed(self.rank)
         if self.frame[2] & FLAG_STREAM:

@@ -374,7 +374,7 @@ def test_callbacks_may_wait_and_call(mode):
 
 @both
 def test_the_program_does_not_end_under_a_callback(mode):
-    ran = []
+    begun, ran = [], []
 
     def callback(future):
         threading.Event().wait(0.3)  # longer than an idle program takes to end
@@ -385,10 +385,10 @@ def test_the_program_does_not_end_under_a_callback(mode):
         future.add_done_callback(callback)
         svc.open()
         future.result()
-        return ran
+        begun.append(1)
 
-    assert play(mode, body, svc=Service, concurrency=2) in ([(1, False)], None)
-    assert [closed for _, closed in ran] in ([], [False])
+    play(mode, body, svc=Service, concurrency=2)
+    assert ran == [(1, False)] * len(begun)  # on the rank of the body
 
 
 @both

@@ -4,11 +4,16 @@ import functools
 import sys
 import threading
 import traceback
+import types
 
 import numpy as np
 import pytest
 
 import mpiml
+from mpiml.batching import Batcher
+from mpiml.server import Request, Server
+from mpiml.streams import StreamRun
+from mpiml.wire import ERROR, FLAG_STREAM, REQUEST, Frame
 from tests.playing import LIMIT, Gate, both, play
 
 
@@ -55,6 +60,16 @@ class Service(Gate):
 
     def thread(self):
         return threading.get_ident(), threading.current_thread().name
+
+    def leave(self):
+        sys.exit()
+
+    async def leave_async(self):
+        sys.exit()
+
+    def leave_items(self):
+        yield 1
+        sys.exit()
 
     def stack(self):
         return "".join(traceback.format_stack())
@@ -103,6 +118,85 @@ def test_the_users_lookup_errors_are_not_missing_methods(mode):
             svc.fail()
 
     play(mode, body, svc=Service)
+
+
+@both
+def test_exit_without_a_status_is_a_return(mode):
+    def body(svc):
+        assert svc.leave() is None
+        assert svc.leave_async() is None
+        assert list(svc.stream.leave_items()) == [1]
+
+    play(mode, body, svc=Service)
+
+
+class Deaf:
+    """An engine that remembers to whom credit went back and what was sent."""
+
+    rank, driving = 0, None
+
+    def __init__(self):
+        self.given, self.sent = [], []
+
+    def consumed(self, rank):
+        self.given.append(rank)
+
+    def owed(self, rank):
+        return 0
+
+    def transmit(self, rank, kind, source, target, id, aux, **_):
+        self.sent.append((id, kind))
+
+
+def _request(id, name=b"echo", flags=0):
+    return Frame(REQUEST, 0, flags, 0, 0, id, 1, name, b"", ())
+
+
+def _failing(wrappers):
+    engine = Deaf()
+    server = Server(engine, types.SimpleNamespace(title="svc/0"), 1)  # not open: calls queue up
+    server.wrappers = wrappers
+    return engine, server
+
+
+def test_what_is_queued_when_a_service_fails_is_refused_with_its_credit():
+    batcher = Batcher(None, 2, 60.0, False)
+    engine, server = _failing({b"many": batcher})
+    for id in range(1, 4):  # one batch in the queue, one call that waits for company
+        server.submit(1, _request(id, b"many"), ())
+    server.submit(1, _request(4), ())
+    server.submit(1, _request(5, flags=FLAG_STREAM), ())
+    run = StreamRun(Request(1, _request(6, flags=FLAG_STREAM), ()))
+    closed = []
+    run.generator = types.SimpleNamespace(close=lambda: closed.append(1))
+    server.streams[1, 6] = run
+    server.enqueue(run)
+    assert server.active == 7  # four in the queue, and the three requests of the batcher
+    server.fail_all(ValueError("boom"))
+    assert sorted(engine.sent) == [(id, ERROR) for id in range(1, 7)]
+    assert engine.given == [1] * 5  # the stream has had its first turn, and given it back
+    assert (server.active, server.detached, server.streams, batcher.waiting) == (0, 0, {}, 0)
+    assert not closed
+    server.stop()
+    assert closed == [1]  # user code, and so not where others are answered
+
+
+def test_a_request_that_comes_while_the_service_fails_is_refused():
+    class Late:
+        """A lock that the failure gets first."""
+
+        def __enter__(self):
+            server.lock = lock
+            server.fail_all(ValueError("boom"))
+            lock.acquire()
+
+        def __exit__(self, *_):
+            lock.release()
+
+    engine, server = _failing({})
+    lock, server.lock = server.lock, Late()
+    server.submit(1, _request(1), ())
+    assert (engine.sent, engine.given, server.active) == ([(1, ERROR)], [1], 0)
 
 
 @both
