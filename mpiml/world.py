@@ -9,6 +9,7 @@ import contextlib
 import mmap
 import os
 import sys
+import time
 from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any
@@ -41,6 +42,7 @@ __all__ = [
 _QUIRKS = {"OMPI_MCA_osc": "^ucx", "OMPI_MCA_mpi_yield_when_idle": "true"}
 _started_by: int | None = None  # the process that initialised MPI here, if it was we
 _given_up = False  # whether a program has left communication behind that nobody will complete
+_FIRST = 1.0  # s, that rank 0, which shows what went wrong, is ahead in ending the job
 _MOST = (1 << 31) - 1  # bytes; the counts and offsets of Allgatherv are 32-bit numbers
 
 
@@ -103,6 +105,8 @@ def finish(status: int = 1) -> None:
     if not _given_up:
         MPI.Finalize()
         return
+    if MPI.COMM_WORLD.rank:
+        time.sleep(_FIRST)
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stdout.flush()
         sys.stderr.write(
