@@ -115,7 +115,8 @@ class Context:
     def wait_for_stop(self, timeout: float | None = None) -> bool:
         """Wait until the program stops, at most `timeout` seconds; whether it does.
 
-        A body that sits here does not keep the program from ending.
+        A body that sits here without a `timeout` does not keep the program from ending. With
+        one it does: that is a pause in its work, as `time.sleep` is, but one that a stop ends.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         return self._node.wait_for_stop(timeout, deadline)

@@ -6,7 +6,7 @@ frame is handed over on the stack of its sender.
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpiml import wire
 from mpiml.credit import Peer
@@ -15,9 +15,6 @@ from mpiml.errors import ServiceGoneError
 from mpiml.scope import Scope
 from mpiml.waits import Wait
 from mpiml.wire import CREDIT, FLAG_BODY_APART, Frame
-
-if TYPE_CHECKING:
-    from mpiml.futures import Future
 
 __all__ = ["APART", "Engine", "Handler"]
 

@@ -164,7 +164,7 @@ def _compare(comm: Any, lines: Sequence[tuple[str, str]]) -> None:
     difference = first_difference(kept)
     if difference:
         raise GraphMismatchError(
-            f"mpiml: expected all ranks to build the same program, but {difference}. Let nothing "
+            f"expected all ranks to build the same program, but {difference}. Let nothing "
             "in the graph depend on the rank, the time, or the machine."
         )
 

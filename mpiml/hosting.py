@@ -264,7 +264,8 @@ class HostedNode:
         """Wait for the stop; while the body does, the program may end."""
         scope = current_scope(required=False)
         body = scope is self.scope and self._on_body_thread() and not self.returned
-        counted = body and self.body and not self.spec.daemon
+        # a timed wait is a pause in its work: such a body is waited for
+        counted = body and timeout is None and self.body and not self.spec.daemon
         if body and timeout is None:
             self.waiting = True
             if self.agreement.decided.ready:  # no further round will be begun here

@@ -14,6 +14,7 @@ from mpiml import cmdline
 from mpiml.config import Config
 from mpiml.errors import MpimlError, UsageError
 from mpiml.hosting import HostedNode
+from mpiml.loading import refuse_while_loading
 from mpiml.program import Program
 from mpiml.result import Result, finish
 from mpiml.runtime import Runtime, Settings
@@ -76,6 +77,7 @@ def launch(
         Whatever left a node, on every rank, with the remote traceback as ``__cause__``.
     """
     settings = Settings(grace, stall_warning, seed, max_time, on_stuck, progress)
+    refuse_while_loading()
     if not isinstance(program, Program):
         return _launch_script(program, comm, settings, threads)
     hooks = comm is None

@@ -13,9 +13,26 @@ from mpiml.program import Program
 from mpiml.settings import FILL
 from mpiml.signatures import accepts
 
-__all__ = ["Help", "answering_help", "call_build", "check_file", "load"]
+__all__ = ["Help", "answering_help", "call_build", "check_file", "load", "refuse_while_loading"]
 
 PROG = "mpiml run"
+#: What stands before the file: named here too, to say so where it stands behind.
+RUN_OPTIONS = frozenset(
+    [
+        "-n",
+        "--mpi",
+        "--dry-run",
+        "--threads",
+        "--grace",
+        "--stall-warning",
+        "--seed",
+        "--max-time",
+        "--log-dir",
+        "--progress",
+        "--no-progress",
+    ]
+)
+_loading: list[str] = []
 
 
 class Help(Exception):
@@ -61,6 +78,29 @@ def load(file: str | os.PathLike[str], name: str = "build") -> Callable[..., obj
         Whatever the file raises while it is imported.
     """
     check_file(file)
+    _loading.append(os.path.basename(file))
+    try:
+        return _build_of(file, name)
+    finally:
+        _loading.pop()
+
+
+def refuse_while_loading() -> None:
+    """Refuse a launch from the top level of a file that `load` is importing.
+
+    Raises
+    ------
+    UsageError
+        Its guard is missing.
+    """
+    if _loading:
+        raise UsageError(
+            f"{_loading[-1]} calls mpiml.launch while {PROG} loads it. Put the call under "
+            '`if __name__ == "__main__":`.'
+        )
+
+
+def _build_of(file: str | os.PathLike[str], name: str) -> Callable[..., object]:
     module = _import(os.path.join(os.getcwd(), file))
     build = getattr(module, name, None)
     if build is None:
@@ -206,8 +246,11 @@ def _read(
     except SystemExit as end:
         if end.code in (0, None):
             raise Help(stdout.getvalue()) from None
-        text = stderr.getvalue() or stdout.getvalue()
-        raise UsageError(f"usage: {PROG} {file} [options]\n{text.rstrip()}") from None
+        text = (stderr.getvalue() or stdout.getvalue()).rstrip()
+        ours = [a for a in args if a.partition("=")[0] in RUN_OPTIONS]
+        if ours:
+            text += f"\n{ours[0]} is an option of {PROG}: {PROG} {ours[0]} ... {file}"
+        raise UsageError(f"usage: {PROG} {file} [options]\n{text}") from None
 
 
 def _recorder(

@@ -64,6 +64,7 @@ class Runtime:
         self.hosts = hosts
         self.world = world
         self.settings = settings
+        self.alone: Any = None  # the communicators of a process without a launcher
         self.done = False
         self.stderr: Any = None  # for what the runtime itself says; None: standard error
         self.survey: Any = None  # says who waits for whom
@@ -153,21 +154,19 @@ class Runtime:
         held = {self.ranks[v.id] for v in self._roles[spec.role_index]}
         if len(held) < spec.replicas:
             raise missing_ranks(spec.role, spec.replicas, len(held))
-        if self.world is not None:
-            return self.world.roles[spec.role_index]
-        return self._single(spec.role)
+        return self._alone() if self.world is None else self.world.roles[spec.role_index]
 
     def user_comm(self) -> Any:
         """Return the program's own communicator."""
-        return self.world.user_comm if self.world is not None else self._single("mpiml world")
+        return self._alone() if self.world is None else self.world.user_comm
 
-    def _single(self, name: str) -> Any:
+    def _alone(self) -> Any:
         """Return a communicator of one rank: this process, without a launcher."""
         from mpiml import world
 
-        if self.world is None:
-            self.world = world.single()
-        return self.world.user_comm
+        if self.alone is None:
+            self.alone = world.single()
+        return self.alone.user_comm
 
     def report(
         self, node: HostedNode, done: float, total: float | None, metrics: dict[str, float]

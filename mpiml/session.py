@@ -301,8 +301,8 @@ def _close(world: Any, held: list[Runtime]) -> None:
     """Free the communicators, unless messages are left that nobody will receive."""
     for runtime in held:
         runtime.engine.close()
-        world = runtime.world  # None in a forked child; one of its own without a launcher
-        if world is not None and runtime.ending.abandoned:
+        world = runtime.world or runtime.alone  # None in a forked child
+        if world is not None and (runtime.ending.abandoned or runtime.engine.stuck):
             world.give_up()
             return
     if world is not None:
@@ -353,7 +353,7 @@ def _disown(runtime: Runtime) -> None:
     engine = runtime.engine
     scope.forbid(text)
     engine.acquire = engine.transmit = engine.wait = refuse  # type: ignore[method-assign]
-    engine.link = runtime.world = None  # so that nothing is freed twice, either
+    engine.link = runtime.world = runtime.alone = None  # so that nothing is freed twice, either
 
 
 def _hook(stack: ExitStack, runtime: Runtime, survey: Survey, config: Config) -> None:

@@ -306,6 +306,18 @@ def test_wrong_parameters_show_usage(program_file, args, capsys):
     assert capsys.readouterr() == ("", "")  # whoever catches it prints it, once
 
 
+@pytest.mark.parametrize("args", [("-n", "4"), ("--progress",), ("--grace=3",)])
+def test_a_run_option_behind_the_file_is_known_as_one(program_file, args):
+    with pytest.raises(UsageError, match=f"{args[0]} is an option of mpiml run"):
+        call_build(load(program_file(PARAMETERS)), args)
+
+
+def test_a_launch_while_the_file_is_loaded_names_the_missing_guard(program_file):
+    with pytest.raises(UsageError, match=r"prog\.py calls mpiml\.launch .* __name__"):
+        load(program_file("import mpiml\ndef build(): pass\nmpiml.launch(build)\n"))
+    assert load(program_file("def build(): pass\n", "other.py"))  # and is forgotten
+
+
 def test_a_parameter_without_default_is_asked_for(program_file):
     build = load(
         program_file("def build(steps: int): return mpiml.program.Program(str(steps))\n")

@@ -149,3 +149,16 @@ def test_the_log_follows_standard_error(monkeypatch):
         monkeypatch.setattr(sys, "stderr", io.StringIO())
         run(body, 1)
         assert sys.stderr.getvalue() == "[node/0] INFO here I am\n"
+
+
+def test_communicators_without_a_launcher_may_be_asked_for_again():
+    def body():
+        me = mpiml.context()
+        assert [me.comm.size for _ in range(2)] == [1, 1]
+        assert me.world.size == me.comm.size == 1
+
+    for _ in range(2):
+        program = mpiml.Program("alone")
+        program.add_node(mpiml.PyNode(body), label="a")
+        program.add_node(mpiml.PyNode(body), label="b")
+        mpiml.launch(program)

@@ -231,6 +231,24 @@ def test_wait_for_stop_does_not_keep_the_program_alive(run):
         assert result["sits"] == [((False, False), (True, True), True)] * 2
 
 
+def pauses(rounds):
+    """A timed wait is a pause in the work, not a wish to be ended."""
+    for _ in range(rounds):
+        if mpiml.context().wait_for_stop(0.02):
+            return "stopped"
+    return "finished"
+
+
+def test_a_timed_wait_for_stop_keeps_the_program_alive(run):
+    program = mpiml.Program("pauses")
+    program.add_node(mpiml.PyNode(pauses, 5), label="pauses", replicas=3)
+    program.add_node(mpiml.PyNode(pauses, 10**6), label="daemon", daemon=True)
+    result = run(program)
+    if result is not None:
+        assert result["pauses"] == ["finished"] * 3
+        assert result["daemon"] == ["stopped"]
+
+
 def waits_in_a_thread():
     """A thread that waits for the stop does not stand for the body."""
     context = mpiml.context()
