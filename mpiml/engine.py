@@ -60,6 +60,7 @@ class Engine(Driver):
         self.note_sent = self._count_sent.__next__
         self._received = self._count_received.__next__
         self._peers: dict[int, Peer] = {}
+        self.failed = False  # the program ends by a failure, whose traceback is shown once
         self._unseen: dict[str, int] = {}
 
     # -- life ------------------------------------------------------------------------------

@@ -56,7 +56,6 @@ FLOORS = {
         ["mpiml.target"],
         ["mpiml.client"],
         ["mpiml.group"],
-        ["mpiml.rpc"],
     ],
     # below launch, which reads the command line when it is given the function
     "command line": [["mpiml.loading"], ["mpiml.options"], ["mpiml.cmdline"]],
