@@ -55,7 +55,7 @@ class Ending:
         self.stopped = Wait("the end of the program")
         self.abandoned = False
         self._on_stop = on_stop
-        self._bodies = bodies
+        self.bodies = bodies
         self._lock = threading.Lock()
         self._open = 0
         self._children = dict.fromkeys(control.children(engine.rank, engine.size), -1)
@@ -105,7 +105,7 @@ class Ending:
             self._sent = total
             if above >= 0:  # under the lock: an older count must not overtake a newer one
                 self.engine.transmit(above, STATUS, self.engine.rank, above, aux=total)
-        if above < 0 and total == 0 and self._bodies:
+        if above < 0 and total == 0 and self.bodies:
             self.accept(Note(FINISHED, 0, 0, 0, "finished"))
 
     # -- the decision ------------------------------------------------------------------------

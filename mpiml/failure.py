@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from mpiml.callbacks import callbacks
-from mpiml.control import EXIT, FAILED, REQUESTED, STUCK, Note
+from mpiml.control import EXIT, FAILED, REQUESTED, SIGNALLED, STUCK, Note
 from mpiml.errors import RemoteError, ServiceGoneError
 from mpiml.hosting import HostedNode
 from mpiml.payload import pack_error, unpack_error
@@ -21,6 +21,7 @@ from mpiml.tracebacks import remote_text
 
 __all__ = ["Failures"]
 
+_PATIENCE = 2.0  # seconds after a signal until something is said
 _HOLD = 0.5  # s, that a possible consequence waits for its cause
 
 
@@ -142,10 +143,22 @@ class Failures:
             self._fail_calls(note)
             limit = min(limit, runtime.settings.failure_grace or limit)
         self._after(limit, lambda: self._check_grace(limit))
+        if note.reason == SIGNALLED and runtime.engine.rank == 0 and limit > _PATIENCE:
+            self._after(_PATIENCE, lambda: self._ask_for_patience(note, limit))
         failed = None if note.benign else runtime.vertices[note.vertex].role_index
         for node in runtime.nodes:
             node.stop(node.spec.role_index == failed)
             node.server.wake()
+
+    def _ask_for_patience(self, note: Note, limit: float) -> None:
+        """Say why nothing is seen to happen after a signal."""
+        runtime = self._runtime
+        if runtime.settings.prints and not runtime.done:
+            more = " A second one ends it at once." if note.text == "SIGINT" else ""
+            runtime.say(
+                f"mpiml: stopping after {note.text}; code that does not wait in mpiml gets "
+                f"{limit:g} s (--grace).{more}\n"
+            )
 
     def _show(self, note: Note) -> None:
         if self._runtime.settings.prints:

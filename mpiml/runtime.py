@@ -255,6 +255,11 @@ class Runtime:
         owners.append(self._scopes)
         bodies = sum(n.body and not n.spec.daemon for n in self.nodes)
         self.ending.start(bodies + extra)
+        if self.settings.prints and self.engine.rank == 0 and not self.ending.bodies:
+            self.say(
+                f"mpiml: {self.name} has no body to wait for (services and daemons only), so it "
+                "runs until it is stopped: context().stop(), Ctrl-C, --max-time\n"
+            )
         if all(n.returned for n in self.nodes):
             self._bodies_left.ready = True
         for node in attached:
