@@ -18,7 +18,7 @@ from typing import Any
 
 from mpiml import _native
 from mpiml.callbacks import callbacks
-from mpiml.errors import ServiceGoneError, Stopped
+from mpiml.errors import ServiceGoneError, Stopped, UsageError
 from mpiml.scope import Scope
 from mpiml.waits import Wait
 
@@ -160,9 +160,17 @@ class Driver:
         ------
         Stopped
             In a body, once the program stops.
+        UsageError
+            From inside another wait of the same thread, which it would wait for in turn.
         """
         if wait.ready:
             return True
+        if self.driving is not None and self._driver == threading.get_ident():
+            raise UsageError(
+                f"{wait.about}: expected no wait inside of another one of the same thread, got "
+                "one from a signal handler or a finaliser that interrupted it. Set a flag there "
+                "and call later, or call from a thread made with context().bind."
+            )
         held = scope is not None and scope.nested and scope.suspend()
         try:
             while not wait.ready:
@@ -285,7 +293,9 @@ class Driver:
                 if deadline is not None and now >= deadline:
                     return
                 bell.wait(seen, 0, _nap(now, quiet_since, busy, deadline))
-        except Exception as error:
+        except link.errors as error:
+            # Anything else was thrown into this thread, by a signal handler say, or leaves with
+            # the body that waits: it is not for the engine to end the program.
             self.on_broken(error)
             raise
         finally:
@@ -311,8 +321,9 @@ class Driver:
                     self._helper_wait.ready = self.closed
                     try:
                         self._drive(self._helper_wait, None, None)
-                    except Exception:
-                        return  # `on_broken` has been told
+                    except Exception as error:
+                        self.on_broken(error)
+                        return
                     finally:
                         self.driving = None
                         self._seat.release()

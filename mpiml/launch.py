@@ -5,7 +5,10 @@ says whether it has a program, what its digest is, and what its host offers. Err
 loading a file take part in it, so no rank waits for one that has failed.
 """
 
+import os
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -167,13 +170,39 @@ def run_program(
         status = result.status
     except BaseException as error:
         status = _show(error, rank, comm is not None)
+    left = _threads_left(base.grace) if box is None else ""
+    if left:
+        sys.stderr.write(f"mpiml: threads that a node has started still run:\n{left}")
+        status = status or 1
     sys.stdout.flush()
     sys.stderr.flush()
     if comm is not None and box is None:
         from mpiml import world
 
         world.finish(status or 1)
+    if left:
+        os._exit(status)  # Python would wait for them for ever
     return status
+
+
+def _threads_left(grace: float) -> str:
+    """Wait for threads that are not daemons; return names and stacks of those that stay."""
+    end = time.monotonic() + grace
+    left = []
+    for thread in threading.enumerate():
+        if not thread.daemon and thread is not threading.current_thread():
+            thread.join(max(0.0, end - time.monotonic()))
+            if thread.is_alive():
+                left.append(thread)
+    if not left:
+        return ""
+    import traceback
+
+    frames = sys._current_frames()
+    return "".join(
+        f"[{thread.name}]\n{''.join(traceback.format_stack(frames.get(thread.ident or 0)))}"
+        for thread in left
+    )
 
 
 def _show(error: BaseException, rank: int, shared: bool) -> int:

@@ -17,7 +17,7 @@ from mpi4py import MPI
 
 from mpiml import _native, wire
 from mpiml.payload import take
-from mpiml.wire import ANNOUNCE, CREDIT, Frame, split
+from mpiml.wire import ANNOUNCE, CREDIT, Frame, FrameError, split
 
 __all__ = ["Bell", "Deliver", "MpiLink", "SharedBell", "SleepBell"]
 
@@ -128,7 +128,14 @@ class MpiLink:
     a probe would need a turn of the library's progress to see it and another to match it.
     A larger frame is announced by a small one and then received like a buffer. No receive is
     ever shorter than its message, and none depends on probes, which some fabrics get wrong.
+
+    Attributes
+    ----------
+    errors
+        What `poll` raises where the link itself is broken.
     """
+
+    errors = (MPI.Exception, FrameError)
 
     def __init__(self, comm: MPI.Intracomm, bell: Bell, deliver: Deliver) -> None:
         self.comm = comm

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from mpiml.driver import Driver
-from mpiml.errors import ServiceGoneError, Stopped
+from mpiml.errors import ServiceGoneError, Stopped, UsageError
 from mpiml.scope import BodyScope
 from mpiml.waits import Wait
 
@@ -43,6 +43,7 @@ class Link:
 
     far = False
     busy = False
+    errors = (ZeroDivisionError,)
 
     def __init__(self):
         self.bell = Bell()
@@ -98,7 +99,7 @@ def test_the_thread_that_waits_polls(driver):
     wait = Wait()
     driver.link.put(lambda: driver.fulfil(wait))
     assert driver.wait(wait, time.monotonic() + LIMIT, None)
-    assert driver.link.pollers == {"MainThread"}
+    assert "MainThread" in driver.link.pollers
 
 
 def test_a_leaving_driver_hands_the_seat_on(driver):
@@ -223,6 +224,39 @@ def test_an_error_in_a_handler_is_told_not_swallowed(driver):
     with pytest.raises(ZeroDivisionError):
         driver.wait(Wait(), time.monotonic() + LIMIT, None)
     assert isinstance(told[0], ZeroDivisionError)
+
+
+def test_what_is_thrown_into_a_waiting_thread_leaves_its_wait_only(driver):
+    """A signal handler's exception, for instance: the engine is not broken by it."""
+    told = []
+    driver.on_broken = told.append
+
+    def thrown():
+        raise TimeoutError
+
+    driver.link.put(thrown)
+    with pytest.raises(TimeoutError):
+        driver.wait(Wait(), time.monotonic() + LIMIT, None)
+    assert not told
+    wait = Wait()
+    driver.link.put(lambda: driver.fulfil(wait))
+    assert driver.wait(wait, time.monotonic() + LIMIT, None)
+
+
+def test_a_wait_inside_a_wait_of_the_same_thread_is_refused(driver):
+    """As a call in a signal handler would be: it could wait for itself for ever."""
+    outer = Wait()
+    refused = []
+
+    def handler():
+        with pytest.raises(UsageError, match="signal handler"):
+            driver.wait(Wait("inner"), None, None)
+        refused.append(True)
+        driver.fulfil(outer)
+
+    driver.link.put(handler)
+    assert driver.wait(outer, time.monotonic() + LIMIT, None)
+    assert refused
 
 
 def test_shutting_waits_for_the_thread_that_polls():

@@ -412,3 +412,23 @@ def test_a_communicator_is_claimed_under_a_lock(monkeypatch):
 def test_attach_takes_the_settings_of_launch_and_no_others(name):
     with pytest.raises(TypeError, match=name):
         mpiml.attach(hello(), label="counter", **{name: 1})
+
+
+def test_a_thread_that_a_body_leaves_behind_is_listed_and_ended(tmp_path):
+    """Python itself would wait for it for ever."""
+    file = tmp_path / "leaves.py"
+    file.write_text(
+        "import threading, mpiml\n"
+        "def forever():\n"
+        "    threading.Event().wait()\n"
+        "def body():\n"
+        "    threading.Thread(target=forever, name='stray').start()\n"
+        "def build():\n"
+        "    program = mpiml.Program('leaves')\n"
+        "    program.add_node(mpiml.PyNode(body), label='node')\n"
+        "    return program\n"
+    )
+    ended = child(sys.executable, "-m", "mpiml.run", "--grace", "0.2", str(file), timeout=30)
+    assert ended.rc == 1
+    assert "[stray]" in ended.stderr
+    assert "in forever" in ended.stderr
