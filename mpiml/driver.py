@@ -24,12 +24,11 @@ from mpiml.waits import Wait
 
 __all__ = ["Driver", "Sleeper"]
 
-_TICK = 0.001
-_QUIET_TICKS = 20
-_TURNS = 16
-_BUSY_SPIN = 0.002
-_LONG_US, _SHORT_US, _BUSY_US = 4000, 1000, 20
-
+_TICK = 0.001  # seconds that the helper waits for somebody else to drive
+_QUIET_TICKS = 20  # ticks with a driver that stays, until the helper sleeps
+_TURNS = 16  # looks after a ring, before its message is given up for now
+_BUSY_SPIN = 0.002  # seconds to watch a transfer without a pause
+_LONG_US, _SHORT_US, _BUSY_US = 4000, 1000, 20  # naps: silent for a second, else, in a transfer
 
 _stuck: list[Any] = []  # links that a thread still polls: their memory must not go
 

@@ -190,6 +190,24 @@ def test_calls_that_wait_for_company_run_before_the_program_ends(mode):
 
 
 @both
+def test_a_call_that_comes_after_the_stop_does_not_wait_for_company(mode):
+    """A request may be on its way when the order to stop passes it."""
+    answers = []
+
+    class Sink:
+        @mpiml.batched(64, timeout=LIMIT)
+        def push(self, x):
+            return x + 1
+
+    def body(sink):
+        mpiml.context().on_stop(lambda: answers.append(sink.push(1)))
+
+    play(mode, body, sink=Sink)
+    if mode == "threads":
+        assert answers == [2]
+
+
+@both
 def test_calls_that_come_before_the_service_is_up_are_batched_too(mode):
     class Late(Model):
         def __init__(self, gate):
