@@ -77,7 +77,8 @@ class Batcher:
         server.detach(+1)  # the program does not end over it
         with self._lock:
             self._waiting.append(request)
-            if len(self._waiting) >= self._size:
+            # Once the end has begun nobody joins: see `Server.wake`, which flushes what is here.
+            if len(self._waiting) >= self._size or server.ending:
                 return self._cut()
             if self._timer is None:
                 self._timer = threading.Timer(self._timeout, self._expire, (server,))

@@ -61,7 +61,7 @@ class Server:
         self._busy = 0  # tasks on threads, those that wait without a turn too
         self.detached = 0  # async methods under way
         self._stopping = False
-        self._ending = False  # the program's end has begun: see `wake`
+        self.ending = False  # the program's end has begun: see `wake`
 
     # -- turns -----------------------------------------------------------------------------
 
@@ -77,8 +77,6 @@ class Server:
         elif self.wrappers and frame.name in self.wrappers:
             batch = self.wrappers[frame.name](request, self)
             if batch is None:
-                if self._ending:  # it came after the stop was heard of: nobody joins it
-                    self.wrappers[frame.name].flush(self)
                 return
             task = batch
         with self.lock:
@@ -234,7 +232,7 @@ class Server:
 
     def wake(self) -> None:
         """Make the thread that serves `until` look at it; incomplete batches run from now on."""
-        self._ending = True
+        self.ending = True
         for wrapper in self.wrappers.values():
             wrapper.flush(self)
         with self.lock:

@@ -1,6 +1,7 @@
 """Batched methods: stacking, padding, company and its absence, errors that hit only their caller."""
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -187,6 +188,29 @@ def test_calls_that_wait_for_company_run_before_the_program_ends(mode):
     play(mode, body, sink=Sink)
     if mode == "threads":
         assert seen == [0, 1, 2]
+
+
+@both
+def test_calls_of_a_service_that_is_up_only_after_the_stop_run(mode):
+    """All bodies have returned before the service is there: its calls are run all the same."""
+    seen = []
+
+    class Sink:
+        def __init__(self):
+            time.sleep(0.3)  # the stop comes first
+
+        @mpiml.batched(64, timeout=LIMIT)
+        def push(self, x):
+            seen.extend(x.tolist())
+            return x
+
+    def body(sink):
+        for i in range(3):
+            sink.futures.push(i)
+
+    play(mode, body, sink=Sink)
+    if mode == "threads":
+        assert sorted(seen) == [0, 1, 2]
 
 
 @both
