@@ -114,15 +114,14 @@ class Engine(Driver):
             flags |= FLAG_BODY_APART
             buffers = [body, *buffers]
             body = b""
+        lengths = tuple(map(len, buffers))
         if rank == self.rank:
-            lengths = tuple(map(len, buffers)) if buffers else ()
             self.dispatch(
                 rank,
                 Frame(kind, encoding, flags, source, target, id, aux, name, body, lengths),
                 buffers,
             )
             return
-        lengths = tuple([len(b) for b in buffers])
         message = wire.join(
             kind, source, target, id, aux,
             encoding=encoding, flags=flags, name=name, body=body, lengths=lengths,
