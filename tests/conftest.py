@@ -8,7 +8,9 @@ start mpiexec from a process that has called MPI_Init, and tests do start it.
 """
 
 import os
+import shutil
 import sys
+import tempfile
 
 import pytest
 
@@ -21,8 +23,16 @@ LEG = os.environ.get("MPIML_TEST_LEG")
 LIBRARIES = {"openmpi": "Open MPI v5.", "mpich": "MPICH", "debian": "Open MPI v4."}
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config):
-    """Refuse to test another MPI than the leg is named after."""
+    """Give each rank files of its own; refuse to test another MPI than the leg is named after.
+
+    Ranks that share pytest's numbered folders remove old ones at the same time, and an
+    iteration over them that one gives up is a warning, so an error.
+    """
+    if WORLD and config.option.basetemp is None:
+        config.option.basetemp = tempfile.mkdtemp(prefix=f"mpiml-rank{RANK}-")
+        config.add_cleanup(lambda: shutil.rmtree(config.option.basetemp, ignore_errors=True))
     if LEG and vendor() != LEG:
         pytest.exit(f"MPIML_TEST_LEG={LEG}, but {sys.prefix} has {vendor()}", returncode=4)
 

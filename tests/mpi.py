@@ -295,6 +295,8 @@ def main():
     # BLAS threads of N pytests on few cores would fight for them.
     env = environment(OMP_NUM_THREADS=os.environ.get("OMP_NUM_THREADS", "1"))
     env.setdefault("NO_COLOR", "1")  # Open MPI gives each rank a terminal of its own
+    # Ranks would write the files of pytest's cache, which nobody reads, at the same time.
+    env["PYTEST_ADDOPTS"] = f"{env.get('PYTEST_ADDOPTS', '')} -p no:cacheprovider".strip()
     limit = os.environ.get("MPIML_TEST_LIMIT", "600")
     command = ["timeout", "-k", "10", limit, launcher() or "mpiexec", "-n", sys.argv[1]]
     os.execvpe(command[0], [*command, sys.executable, *sys.argv[2:]], env)
