@@ -47,7 +47,12 @@ FLOORS = {
     "world": [["mpiml.world"]],
     "faults": [["mpiml.ancestors", "mpiml.progress"], ["mpiml.faults"], ["mpiml.output"]],
     "engine": [["mpiml.credit", "mpiml.driver", "mpiml.transport"], ["mpiml.engine"]],
-    "collectives": [["mpiml.collectives"]],
+    "collectives": [
+        ["mpiml.collectives.ops"],
+        ["mpiml.collectives.regions", "mpiml.collectives.trees"],
+        ["mpiml.collectives.labels"],
+        ["mpiml.collectives"],
+    ],
     "rpc": [
         ["mpiml.turns"],
         ["mpiml.tasks"],

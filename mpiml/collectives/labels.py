@@ -1,0 +1,163 @@
+"""What a member is about to do, as a number that is compared and a text for the error.
+
+Members of a collective must do the same one. Each compares a hash of what it does with the
+others'; only where they differ are the texts exchanged. The place in the user's code is shown
+but not compared: two branches may call one operation.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from hashlib import blake2b
+from types import FrameType
+from typing import Final
+
+from mpiml.collectives.regions import first_difference, members
+from mpiml.errors import UsageError
+from mpiml.fingerprint import own_path
+
+__all__ = ["Label", "call_site", "mismatch"]
+
+_HERE: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_kinds: dict[str, int] = {}  # file -> 0 mpiml's, 1 a library's, 2 the user's
+
+_Site = tuple[str, int]
+
+
+class Label:
+    """One collective operation, as its members must agree on it.
+
+    Local: no MPI.
+
+    Parameters
+    ----------
+    kind : str
+        The call: ``"Bucket.allreduce"``.
+    op : str
+        The operation, if it has one: ``"sum"``.
+    name : str, optional
+        What the user calls it, ``name=``. Compared.
+    site : tuple of (str, int), optional
+        What `call_site` returned. Shown, not compared.
+    leaves : str
+        `mpiml.collectives.regions.Regions.digest_text` of what is reduced.
+    more : str
+        Other arguments that must be equal: ``"root=0"``.
+    """
+
+    __slots__ = ("_hash", "head", "leaves", "site")
+
+    def __init__(
+        self,
+        kind: str,
+        op: str = "",
+        name: str | None = None,
+        site: _Site | None = None,
+        leaves: str = "",
+        more: str = "",
+    ) -> None:
+        arguments = [
+            *([f"op={op!r}"] if op else []),
+            *([more] if more else []),
+            *([f"name={name!r}"] if name is not None else []),
+        ]
+        self.head = f"{kind}({', '.join(arguments)})"  #: the call as one would write it
+        self.leaves = leaves
+        self.site = site
+        self._hash = 0
+
+    @property
+    def hash(self) -> int:
+        """64 bits, never 0; equal where all but `site` is."""
+        if not self._hash:
+            text = f"{self.head}\n{self.leaves}".encode("utf-8", "backslashreplace")
+            self._hash = int.from_bytes(blake2b(text, digest_size=8).digest(), "little") or 1
+        return self._hash
+
+    def text(self) -> str:
+        """Return what `mismatch` needs of this member: call, place, and a line per leaf."""
+        return f"{self.head}\n{self.place()}\n{self.leaves}"
+
+    def place(self) -> str:
+        """Return file and line of the user's call, empty if it is not known."""
+        if self.site is None:
+            return ""
+        path, line = self.site
+        here = os.getcwd() + os.sep
+        return f"{path.removeprefix(here)}:{line}".replace("\n", "?")
+
+
+def call_site() -> _Site | None:
+    """Return file and line of the innermost call from the user's code.
+
+    Local: no MPI. Frames of mpiml are passed over, those of installed packages and the
+    standard library too, unless there are no others.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    other: _Site | None = None
+    while frame is not None:
+        path = frame.f_code.co_filename
+        kind = _kinds.get(path)
+        if kind is None:
+            kind = 0 if path.startswith(_HERE) else 2 if own_path(path, None) else 1
+            _kinds[path] = kind
+        if kind == 2:
+            return path, frame.f_lineno
+        if kind == 1 and other is None:
+            other = path, frame.f_lineno
+        frame = frame.f_back
+    return other
+
+
+def mismatch(texts: Sequence[str], where: str, index: int | None = None) -> UsageError:
+    """Return the error for members that do not do the same.
+
+    Local: no MPI, the same text on every member but for `index`.
+
+    Parameters
+    ----------
+    texts : sequence of str
+        `Label.text` of each member, in their order.
+    where : str
+        Opens the message: what the members are of.
+    index : int, optional
+        This member.
+
+    Returns
+    -------
+    UsageError
+        To be raised. Names the calls, their places and members; for one call with other
+        arrays, the first that differs.
+    """
+    parts = [[*text.split("\n", 2), "", ""][:3] for text in texts]
+    calls: dict[str, list[int]] = {}
+    for member, (head, _, _) in enumerate(parts):
+        calls.setdefault(head, []).append(member)
+    if len(calls) > 1:
+        got = "; ".join([_said(head, parts, who) for head, who in calls.items()])
+        cure = (
+            "Every member must make the same collective calls in the same order: look for "
+            "one under a condition, or in a loop of another length."
+        )
+    else:
+        (head,) = calls
+        places = _places(parts, calls[head])
+        got = f"{head}{places} with other arrays: "
+        got += first_difference([leaves for _, _, leaves in parts]) or "no difference found"
+        cure = "Give the same tree, shapes and dtypes on every member."
+    this = "" if index is None else f" This is member {index}."
+    return UsageError(
+        f"{where}: expected the same operation on all {len(parts)} members, got {got}.{this} "
+        f"{cure}"
+    )
+
+
+def _said(head: str, parts: Sequence[Sequence[str]], who: Sequence[int]) -> str:
+    shapes = parts[who[0]][2].split("\n")
+    of = f" of {len(shapes)} arrays" if len(shapes) > 1 else f" of {shapes[0]}" * any(shapes)
+    return f"{head}{of}{_places(parts, who)} ({members(who)})"
+
+
+def _places(parts: Sequence[Sequence[str]], who: Sequence[int]) -> str:
+    places = list(dict.fromkeys([parts[member][1] for member in who if parts[member][1]]))
+    return f" at {', '.join(places[:3])}{', ...' if len(places) > 3 else ''}" if places else ""

@@ -1,0 +1,121 @@
+"""Nested containers of arrays as a flat list, and back; by the library optree.
+
+Keys of a dict count in sorted order, so that members who filled it in another order still
+reduce the same leaf together. The containers are those of optree: dict, list, tuple, named
+tuple, OrderedDict, defaultdict, deque, dataclasses and classes registered with optree.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import optree
+
+from mpiml.collectives.ops import dtype_code, dtype_name, native_order
+from mpiml.errors import UsageError
+
+__all__ = ["flatten", "unflatten"]
+
+_LEAF: "optree.PyTreeSpec" = optree.treespec_leaf(none_is_leaf=True)  # of a single array
+
+
+def flatten(
+    tree: Any, where: str = "mpiml.collectives"
+) -> tuple[list[Any], "optree.PyTreeSpec", tuple[str, ...]]:
+    """Take a tree of arrays apart.
+
+    Local: no MPI.
+
+    Parameters
+    ----------
+    tree : array or tree of arrays
+        Leaves of any shape; float16, bfloat16, float32, float64, (u)int8 to (u)int64,
+        complex64, complex128 or bool, of NumPy, CuPy, torch or JAX (known by their `shape`
+        and `dtype`). Not copied.
+    where : str
+        Opens the message of an error.
+
+    Returns
+    -------
+    leaves : list of arrays
+    treedef : optree.PyTreeSpec
+        What `unflatten` puts them into.
+    paths : tuple of str
+        How one writes each leaf: ``['w'][0]``, empty for a single array.
+
+    Raises
+    ------
+    UsageError
+        A leaf is no array, or of a dtype that no kernel reduces; names the leaf.
+    """
+    if type(tree) is np.ndarray:
+        _check(tree, "", where)
+        return [tree], _LEAF, ("",)
+    leaves, treedef = optree.tree_flatten(tree, none_is_leaf=True)
+    try:
+        paths = _paths(treedef)
+    except TypeError:  # a registered class holds what cannot be hashed
+        paths = _paths.__wrapped__(treedef)
+    for leaf, path in zip(leaves, paths, strict=True):
+        _check(leaf, path, where)
+    if not leaves:
+        raise UsageError(f"{where}: expected at least one array, got {_shown(tree)}")
+    return leaves, treedef, paths
+
+
+def unflatten(treedef: "optree.PyTreeSpec", leaves: Sequence[Any]) -> Any:
+    """Put leaves, in the order of `flatten`, into a tree of that structure.
+
+    Local: no MPI.
+    """
+    return optree.tree_unflatten(treedef, leaves)
+
+
+@functools.lru_cache(maxsize=64)
+def _paths(treedef: "optree.PyTreeSpec") -> tuple[str, ...]:
+    return tuple([accessor.codify("") for accessor in treedef.accessors()])
+
+
+def _check(leaf: Any, path: str, where: str) -> None:
+    if not hasattr(leaf, "dtype") or not hasattr(leaf, "shape"):
+        raise UsageError(f"{_place(path, where)}: expected an array, got {_got(leaf)}")
+    dtype_code(dtype_name(leaf), _place(path, where))
+    if not native_order(leaf):
+        raise UsageError(
+            f"{_place(path, where)}: expected numbers in this machine's byte order, got "
+            f"{leaf.dtype!r}. Convert it with x.astype(x.dtype.newbyteorder('='))."
+        )
+    if isinstance(leaf, np.ma.MaskedArray):
+        raise UsageError(
+            f"{_place(path, where)}: a masked array would lose its mask. Reduce "
+            f"x.filled(0) and the mask's counts, each as an array of its own."
+        )
+    layout = str(getattr(leaf, "layout", ""))
+    if layout.startswith("torch.") and layout != "torch.strided":
+        raise UsageError(
+            f"{_place(path, where)}: expected a dense tensor, got the layout {layout}. "
+            f"Convert it with x.to_dense()."
+        )
+
+
+def _got(leaf: Any) -> str:
+    if leaf is None:
+        return "None. Leave the entry out, on all members, or put zeros there."
+    if isinstance(leaf, (bool, int, float, complex)):
+        return f"the number {leaf!r}. Make it an array with numpy.asarray(x, dtype=...)."
+    if isinstance(leaf, (str, bytes)):
+        return f"{_shown(leaf)}. Only numbers can be reduced; keep text out of the tree."
+    return (
+        f"an object of class {type(leaf).__module__}.{type(leaf).__qualname__}. If it is a "
+        f"container, register it with optree.register_pytree_node."
+    )
+
+
+def _place(path: str, where: str) -> str:
+    return f"{where}: leaf {path}" if path else where
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
