@@ -108,23 +108,30 @@ def _around(
 
 def split_layers(
     vertices: Sequence[Any], ranks: Sequence[int], me: int
-) -> list[tuple[int, int, int]]:
-    """Return the splits that make a communicator for each role with a rank per replica.
+) -> list[tuple[int, int, int, bool]]:
+    """Return the splits that make a communicator for each role that several ranks hold.
 
-    Local. Roles that share no rank share a split, so one is enough for most programs.
+    Local. Roles that share no rank share a split, so one is enough for most programs. It has
+    one rank for each replica; where replicas share ranks, one for each of these, in the order
+    of the first replica there. A role on a single rank has one only if it has one replica.
 
     Returns
     -------
-    list of (role, colour, key)
-        What rank `me` gives to each split; a role and colour of -1 takes no part.
+    list of (role, colour, key, folded)
+        What rank `me` gives to each split; a role and colour of -1 takes no part. `folded`:
+        replicas of the role share ranks.
     """
+    replicas: dict[int, int] = {}
     members: dict[int, list[int]] = {}
     for vertex in vertices:
-        members.setdefault(vertex.role_index, []).append(ranks[vertex.id])
+        held = members.setdefault(vertex.role_index, [])
+        replicas[vertex.role_index] = replicas.get(vertex.role_index, 0) + 1
+        if ranks[vertex.id] not in held:
+            held.append(ranks[vertex.id])
     layers: list[tuple[set[int], list[int]]] = []
     for role, held in sorted(members.items()):
-        if len(set(held)) < len(held):
-            continue  # replicas share a rank: no communicator
+        if len(held) == 1 < replicas[role]:
+            continue  # threads of one process need none
         for taken, roles in layers:
             if not taken & set(held):
                 taken.update(held)
@@ -135,5 +142,9 @@ def split_layers(
     splits = []
     for _, roles in layers:
         mine = next((role for role in roles if me in members[role]), -1)
-        splits.append((mine, mine, members[mine].index(me) if mine >= 0 else 0))
+        if mine < 0:
+            splits.append((-1, -1, 0, False))
+        else:
+            held = members[mine]
+            splits.append((mine, mine, held.index(me), len(held) < replicas[mine]))
     return splits

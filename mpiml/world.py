@@ -178,6 +178,12 @@ class World:
     ----------
     comm
         The communicator the program was given; it is duplicated and never used afterwards.
+
+    Attributes
+    ----------
+    roles, folded
+        By role, its communicator: with a rank for each replica; or, where replicas share
+        ranks, with a rank for each of these, which only mpiml itself uses.
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
@@ -188,24 +194,25 @@ class World:
         self.user_comm = comm.Dup()
         self.user_comm.Set_name("mpiml world")
         self.roles: dict[int, MPI.Intracomm] = {}
+        self.folded: dict[int, MPI.Intracomm] = {}
         self._memory: mmap.mmap | None = None
         self._closed = False
         for own in (self.engine_comm, self.user_comm):
             own.Set_errhandler(MPI.ERRORS_RETURN)
 
-    def split_roles(self, layers: list[tuple[int, int, int]]) -> None:
+    def split_roles(self, layers: list[tuple[int, int, int, bool]]) -> None:
         """Make role communicators. Collective: one split for each entry, on all ranks.
 
         Parameters
         ----------
         layers
-            For each split ``(role, colour, key)``; a colour of -1 takes no part.
+            For each split ``(role, colour, key, folded)``; a colour of -1 takes no part.
         """
-        for role, colour, key in layers:
+        for role, colour, key, folded in layers:
             comm: Any = self.user_comm.Split(colour if colour >= 0 else MPI.UNDEFINED, key)
             if comm != MPI.COMM_NULL:
                 comm.Set_name(f"mpiml role {role}")
-                self.roles[role] = comm
+                (self.folded if folded else self.roles)[role] = comm
         for own in (self.user_comm, *self.roles.values()):
             _warm(own)
 
@@ -257,10 +264,12 @@ class World:
         if self._closed:
             return
         self._closed = True
-        for comm in (*self.roles.values(), self.user_comm, self.engine_comm):
+        roles = (*self.roles.values(), *self.folded.values())
+        for comm in (*roles, self.user_comm, self.engine_comm):
             if comm != MPI.COMM_NULL:
                 comm.Free()
         self.roles.clear()
+        self.folded.clear()
 
 
 _MARK, _AT = b"mpiml\0\1\n", 56  # in the last bytes of a line; a bell uses the first

@@ -76,7 +76,7 @@ def test_pretend_hosts_split_the_table():
     st.dictionaries(st.sampled_from("abcd"), st.integers(1, 4), min_size=1),
     st.integers(1, 10),
 )
-def test_splits_make_one_communicator_for_each_role_with_a_rank_per_replica(roles, size):
+def test_splits_make_one_communicator_for_each_role_on_several_ranks(roles, size):
     built = program(**roles)
     total = sum(roles.values())
     ranks = min(size, total)
@@ -85,18 +85,21 @@ def test_splits_make_one_communicator_for_each_role_with_a_rank_per_replica(role
     where = [plan.ranks[v.unit[0]][v.unit[1]] for v in vertices]
     given_ = [split_layers(vertices, where, rank) for rank in range(ranks)]
     assert len({len(splits) for splits in given_}) == 1  # all ranks take part in all splits
-    found = {}
+    found, shared = {}, set()
     for layer in zip(*given_, strict=True):
-        for rank, (role, colour, key) in enumerate(layer):
+        for rank, (role, colour, key, folded) in enumerate(layer):
             assert role == colour
             if role >= 0:
                 found.setdefault(role, {})[key] = rank
+                shared |= {role} if folded else set()
     for index, role in enumerate(built.roles):
         owners = [where[v.id] for v in vertices if v.role == role.label]
-        if len(set(owners)) == len(owners):
-            assert found.pop(index) == dict(enumerate(owners))
+        distinct = list(dict.fromkeys(owners))
+        assert (index in shared) == (1 < len(distinct) < len(owners))
+        if len(distinct) == 1 < len(owners):
+            assert index not in found  # threads of one process
         else:
-            assert index not in found  # folded: no communicator
+            assert found.pop(index) == dict(enumerate(distinct))
     assert not found
 
 
@@ -104,3 +107,9 @@ def test_a_program_of_disjoint_roles_takes_one_split():
     built = program(a=1, b=2, c=3)
     vertices = built.expand((1, 2, 3))
     assert len(split_layers(vertices, range(6), 4)) == 1
+
+
+def test_a_folded_role_takes_no_split_of_its_own_where_its_ranks_are_free():
+    vertices = program(a=1, b=4).expand((1, 4))
+    assert split_layers(vertices, [0, 1, 1, 2, 2], 2) == [(1, 1, 1, True)]
+    assert split_layers(vertices, [0, 1, 1, 1, 1], 1) == [(-1, -1, 0, False)]

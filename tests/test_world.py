@@ -34,7 +34,7 @@ def test_communicators_are_duplicates_and_freed():
 @pytest.mark.mpi(min_size=2)
 def test_roles_get_their_own_communicators_in_one_split():
     comm, made = world()
-    made.split_roles([(comm.rank % 2, comm.rank % 2, -comm.rank)])
+    made.split_roles([(comm.rank % 2, comm.rank % 2, -comm.rank, False)])
     role = made.roles[comm.rank % 2]
     assert role.allgather(comm.rank) == sorted(range(comm.rank % 2, comm.size, 2), reverse=True)
     made.close()
@@ -43,9 +43,20 @@ def test_roles_get_their_own_communicators_in_one_split():
 @pytest.mark.mpi(min_size=2)
 def test_a_rank_outside_of_all_roles_takes_part_in_the_split():
     comm, made = world()
-    made.split_roles([(0, 0, 0) if comm.rank else (-1, -1, 0)])
+    made.split_roles([(0, 0, 0, False) if comm.rank else (-1, -1, 0, False)])
     assert bool(made.roles) == (comm.rank > 0)
     made.close()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_communicators_of_folded_roles_stand_apart_and_are_freed_too():
+    comm, made = world()
+    made.split_roles([(3, 3, -comm.rank, True)])
+    assert not made.roles
+    folded = made.folded[3]
+    assert folded.rank == comm.size - 1 - comm.rank
+    made.close()
+    assert not folded  # freed
 
 
 def shared(made, comm, groups):
