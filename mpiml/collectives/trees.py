@@ -2,12 +2,13 @@
 
 Keys of a dict count in sorted order, so that members who filled it in another order still
 reduce the same leaf together. The containers are those of optree: dict, list, tuple, named
-tuple, OrderedDict, defaultdict, deque, dataclasses and classes registered with optree.
+tuple, OrderedDict, defaultdict, deque, and classes registered with optree, under the
+namespace ``"mpiml"`` or for all.
 """
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import optree
@@ -16,6 +17,8 @@ from mpiml.collectives.ops import dtype_code, dtype_name, native_order
 from mpiml.errors import UsageError
 
 __all__ = ["flatten", "unflatten"]
+
+NAMESPACE: Final = "mpiml"  #: of classes registered with optree
 
 _LEAF: "optree.PyTreeSpec" = optree.treespec_leaf(none_is_leaf=True)  # of a single array
 
@@ -52,7 +55,7 @@ def flatten(
     if type(tree) is np.ndarray:
         _check(tree, "", where)
         return [tree], _LEAF, ("",)
-    leaves, treedef = optree.tree_flatten(tree, none_is_leaf=True)
+    leaves, treedef = optree.tree_flatten(tree, none_is_leaf=True, namespace=NAMESPACE)
     try:
         paths = _paths(treedef)
     except TypeError:  # a registered class holds what cannot be hashed
@@ -108,7 +111,7 @@ def _got(leaf: Any) -> str:
         return f"{_shown(leaf)}. Only numbers can be reduced; keep text out of the tree."
     return (
         f"an object of class {type(leaf).__module__}.{type(leaf).__qualname__}. If it is a "
-        f"container, register it with optree.register_pytree_node."
+        f"container, register it with optree.register_pytree_node(..., namespace='{NAMESPACE}')."
     )
 
 
