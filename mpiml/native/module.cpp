@@ -4,16 +4,20 @@
 namespace nb = nanobind;
 void bind_doorbell(nb::module_ &m);
 void bind_pool(nb::module_ &m);
+void bind_isa(nb::module_ &m);
 void bind_memory(nb::module_ &m);
+void bind_update(nb::module_ &m);
 void bind_wire(nb::module_ &m);
 
 NB_MODULE(_native, m) {
-    m.doc() = "Doorbells, recycled memory and copies over plain buffers. Nothing here calls MPI.";
+    m.doc() = "Doorbells, memory, copies and kernels over plain buffers. Nothing here calls MPI.";
     // A job may end by os._exit, an abort or with daemon threads that still hold
     // blocks: what lives then is no leak, and the report would hide the real error.
     nb::set_leak_warnings(false);
     bind_doorbell(m);
+    bind_isa(m);
     bind_pool(m);
     bind_memory(m);
+    bind_update(m);
     bind_wire(m);
 }
