@@ -27,8 +27,8 @@ def test_instruction_sets_agree_in_every_bit(rule, dtype):
             for isa in ("plain", "avx2", "avx512"):
                 use_isa(isa)
                 rng = np.random.default_rng(n)
-                make = lambda: rng.random(n + shift).astype(dtype)[shift:]  # noqa: E731
-                p, g, *states = (make() for _ in range(2 + STATES[rule]))
+                whole = rng.random((2 + STATES[rule], n + shift)).astype(dtype)
+                p, g, *states = whole[:, shift:]
                 update(rule, p.itemsize, p, g, tuple(states), COEFFICIENTS)
                 got.append(b"".join(a.tobytes() for a in (p, *states)))
             assert got[0] == got[1] == got[2]
