@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
+from mpiml.board import Boards
 from mpiml.callbacks import callbacks
 from mpiml.client import Client, NodeClient
 from mpiml.context import missing_ranks
@@ -89,6 +90,7 @@ class Runtime:
             if node.spec.index == 0 and node.spec.replicas > 1:
                 role = self._roles[node.spec.role_index]
                 self.ending.add_role(node.vertex, [(v.id, ranks[v.id]) for v in role])
+        self.boards = Boards(engine, lambda first: vertices[first].replicas)
         engine.on_broken = self._on_broken
 
     # -- clients -------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ __all__ = [
     "AGREE_COUNT",
     "AGREE_TARGET",
     "ANNOUNCE",
+    "BOARD",
     "CHUNK",
     "CREDIT",
     "ERROR",
@@ -70,7 +71,7 @@ CHUNK = 1 << 29
 REQUEST, REPLY, ERROR, ITEM, STREAM_END, MORE, QUIT_STREAM, RETURN = range(1, 9)
 # Control. Never waits for credit.
 CREDIT, STATUS, STOP_REQUEST, STOP, AGREE_COUNT, AGREE_TARGET = range(16, 22)
-WAITS_QUERY, WAITS, REPORT = range(22, 25)
+WAITS_QUERY, WAITS, REPORT, BOARD = range(22, 26)  # BOARD is answered by REPLY or ERROR
 ANNOUNCE = 32  # the frame itself is large and comes as the one buffer of this one
 
 FLAG_NESTED = 1  # made inside a method: exempt from credit, so cycles cannot deadlock

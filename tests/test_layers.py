@@ -59,7 +59,7 @@ FLOORS = {
         ["mpiml.server"],
         ["mpiml.aio", "mpiml.batching", "mpiml.streams"],
         ["mpiml.target"],
-        ["mpiml.client"],
+        ["mpiml.board", "mpiml.client"],
         ["mpiml.group"],
     ],
     # below launch, which reads the command line when it is given the function
