@@ -48,7 +48,7 @@ FLOORS = {
     "faults": [["mpiml.ancestors", "mpiml.progress"], ["mpiml.faults"], ["mpiml.output"]],
     "engine": [["mpiml.credit", "mpiml.driver", "mpiml.transport"], ["mpiml.engine"]],
     "collectives": [
-        ["mpiml.collectives.ops"],
+        ["mpiml.collectives.device_kernel", "mpiml.collectives.ops"],
         ["mpiml.collectives.regions", "mpiml.collectives.trees"],
         ["mpiml.collectives.labels"],
         ["mpiml.collectives"],
