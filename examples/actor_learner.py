@@ -43,6 +43,14 @@ def play(env, policy, choose):
     return np.array(features), np.array(actions)
 
 
+def discounted_returns(steps):
+    returns = np.empty(steps)
+    total = 0.0
+    for i in reversed(range(steps)):
+        returns[i] = total = 1.0 + DISCOUNT * total  # the reward of each step is 1
+    return returns
+
+
 def make_env():
     env = gym.make("CartPole-v1")
     env.reset(seed=mpiml.context().seed % 2**31)
@@ -61,25 +69,26 @@ class Learner:
         return self.weights, self.steps * EPISODES_PER_STEP
 
     def learn(self, features, actions):
-        returns = np.empty(len(actions))
-        total = 0.0
-        for i in reversed(range(len(actions))):
-            returns[i] = total = 1.0 + DISCOUNT * total  # the reward of each step is 1
-        self.episodes.append((features, actions, returns))
+        self.episodes.append((features, actions, discounted_returns(len(actions))))
         if len(self.episodes) == EPISODES_PER_STEP:
-            self._step(*map(np.concatenate, zip(*self.episodes, strict=True)))
-            self.episodes.clear()
+            gradient, steps = self.gradient()
+            self.update(gradient / steps)
 
-    def _step(self, features, actions, returns):
+    def gradient(self):
+        """Return the gradient summed over all steps of the episodes, and how many these are."""
+        features, actions, returns = map(np.concatenate, zip(*self.episodes, strict=True))
+        self.episodes.clear()
         advantage = (returns - returns.mean()) / (returns.std() + 1e-8)  # (steps,)
         slope = actions - probability(self.weights, features)  # of the log-likelihood
-        gradient = (advantage * slope) @ features / len(actions)  # (steps,) -> (5,)
+        return (advantage * slope) @ features, len(actions)  # (steps,) -> (5,)
+
+    def update(self, gradient):
         self.steps += 1
         self.mean = 0.9 * self.mean + 0.1 * gradient
         self.square = 0.99 * self.square + 0.01 * gradient**2
         mean = self.mean / (1 - 0.9**self.steps)
         square = self.square / (1 - 0.99**self.steps)
-        self.weights += RATE * mean / (np.sqrt(square) + 1e-8)
+        self.weights = self.weights + RATE * mean / (np.sqrt(square) + 1e-8)
 
 
 def act(learner):
