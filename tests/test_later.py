@@ -41,9 +41,9 @@ def package():
 
 
 def test_hasattr_is_false(package):
-    assert not hasattr(package, "optim")
-    with pytest.raises(UsageError, match=r"^mpiml\.optim comes with the services release$"):
-        _ = package.optim
+    assert not hasattr(package, "consistency")
+    with pytest.raises(UsageError, match=r"^mpiml\.consistency comes with the services release$"):
+        _ = package.consistency
 
 
 def test_import_statement_keeps_the_text(package):
