@@ -49,6 +49,10 @@ def _switch(text: str) -> bool:
     return _SWITCH[text.lower()]
 
 
+def _one_of(*words: str) -> Callable[[str], str]:
+    return lambda text: words[words.index(text.lower())]
+
+
 def _text(text: str) -> str:
     if not text:
         raise ValueError
@@ -57,6 +61,7 @@ def _text(text: str) -> str:
 
 VARIABLES: dict[str, tuple[str, Callable[[str], object], str]] = {
     "MPIML_DOORBELL": ("doorbell", _switch, "on or off"),
+    "MPIML_GPU_DIRECT": ("gpu_direct", _one_of("auto", "on", "off"), "on, off or auto"),
     "MPIML_HOST_SIZE": ("host_size", _number(1), "a whole number of at least 1"),
     "MPIML_LAUNCHER_HOST": ("launcher_host", _text, "a host name"),
     "MPIML_LAUNCHER_PID": ("launcher_pid", _number(1), "a process id"),
@@ -92,6 +97,8 @@ class Config(NamedTuple):
         Tunables of the engine, each overridden by the variable of its name in `VARIABLES`.
     host_size
         For tests: pretend that a host has so many ranks.
+    gpu_direct
+        Whether MPI may be given device memory: ``"on"``, ``"off"``, or ``"auto"``, by trying.
     """
 
     rank_hint: int | None = None
@@ -112,6 +119,7 @@ class Config(NamedTuple):
     window_bytes: int = 16 << 20
     doorbell: bool = True
     host_size: int | None = None
+    gpu_direct: str = "auto"
 
     @classmethod
     def read(cls, environ: Mapping[str, str] | None = None) -> "Config":

@@ -8,8 +8,9 @@ import subprocess
 import numpy as np
 import pytest
 
+from mpiml._native import reduce
 from mpiml.collectives import device_kernel
-from mpiml.collectives.ops import DTYPES, numpy_dtype
+from mpiml.collectives.ops import DTYPES, OPS, numpy_dtype
 
 # What CUDA has and C++ has not: a grid of three blocks of two threads, one after the other.
 SHIM = """
@@ -51,7 +52,7 @@ def built(tmp_path_factory):
     for number, (dtype, op) in enumerate(PAIRS):
         body = device_kernel.source(dtype, op) + LAUNCH
         # extern "C" takes no heed of namespaces
-        body = body.replace("mpiml_reduce", f"reduce_{number}").replace(
+        body = body.replace(device_kernel.ENTRY, f"reduce_{number}").replace(
             "void launch", f"void launch_{number}"
         )
         text += f"namespace k{number} {{\n{body}\n}}\n"
@@ -171,3 +172,16 @@ def test_complex_numbers_are_two_floats_and_have_no_product():
     assert device_kernel.parts("complex128", "mean") == ("float64", 2)
     assert device_kernel.parts("complex64", "prod") is None
     assert device_kernel.parts("float8_e4m3", "sum") is None
+
+
+@pytest.mark.parametrize(("dtype", "op"), PAIRS)
+def test_device_and_host_give_the_same_bits(built, dtype, op):
+    host = drawn(dtype, 3, 4096, seed=11)
+    device = [aligned(array) for array in host]
+    raw = [array.view(np.uint8) for array in host]
+    reduce(DTYPES[dtype], OPS[op], raw, raw, 3.0)
+    launch(built, dtype, op, device)
+    for a, b in zip(host, device, strict=True):
+        nan = isnan(a) if dtype in FLOATS else np.zeros(a.shape, bool)
+        assert np.array_equal(bits(a)[~nan], bits(b)[~nan])
+        assert dtype not in FLOATS or np.array_equal(isnan(b), nan)

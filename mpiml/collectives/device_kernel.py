@@ -5,8 +5,10 @@ rules are those of the kernels for host memory: members in the order 0..n-1, flo
 accumulated in float32 and rounded once (to nearest even), whole numbers wrap, NaN wins in min and
 max as in NumPy. So float32 sums have the same bits on a device as in host memory.
 
-The 16-bit floats are converted by integer arithmetic, which a C++ compiler takes as well: that
-is how the tests run this source without a device. Memory is the bound, not arithmetic.
+CuPy compiles with ``-ftz=true``, which turns denormal float32 numbers to zero in plain ``a + b``;
+so float32 arithmetic is written as PTX instructions, which no option changes. Those four lines
+apart a C++ compiler takes the source as well: that is how the tests run it without a device.
+The 16-bit floats are converted by integer arithmetic. Memory is the bound, not arithmetic.
 """
 
 from typing import Final
@@ -37,11 +39,11 @@ _TYPES: Final = {
 _COMPLEX: Final = {"complex64": "float32", "complex128": "float64"}
 
 _COMBINE: Final = {
-    "sum": "a + b",
-    "mean": "a + b",
-    "prod": "a * b",
-    "min": "(a < b || a != a) ? a : b",
-    "max": "(a > b || a != a) ? a : b",
+    "sum": "plus(a, b)",
+    "mean": "plus(a, b)",
+    "prod": "times(a, b)",
+    "min": "(less(a, b) || a != a) ? a : b",
+    "max": "(less(b, a) || a != a) ? a : b",
 }
 
 _LOAD: Final = {
@@ -49,7 +51,7 @@ _LOAD: Final = {
     unsigned int bits = (unsigned int)(x & 0x7fffu) << 13;
     unsigned int wide = bits | 0x7f800000u;                             /* infinity, NaN */
     if (bits < 0x0f800000u)                           /* 2^112: the exponents' biases differ */
-        wide = __float_as_uint(__uint_as_float(bits) * 5.192296858534828e33f);
+        wide = __float_as_uint(times(__uint_as_float(bits), 5.192296858534828e33f));
     return __uint_as_float(wide | (unsigned int)(x & 0x8000u) << 16);""",
     "bfloat16": " return __uint_as_float((unsigned int)x << 16);",
 }
@@ -75,6 +77,26 @@ _STORE: Final = {
     if ((bits & 0x7fffffffu) > 0x7f800000u) return (Item)((bits >> 16) | 0x40u);       /* NaN */
     return (Item)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);""",
 }
+
+# __CUDACC_RTC__ is NVRTC's own name for itself.
+_ARITHMETIC: Final = """
+template <class T> __device__ static inline T plus(T a, T b) { return a + b; }
+template <class T> __device__ static inline T times(T a, T b) { return a * b; }
+template <class T> __device__ static inline T over(T a, T b) { return a / b; }
+template <class T> __device__ static inline bool less(T a, T b) { return a < b; }
+#ifdef __CUDACC_RTC__
+#pragma nv_diag_suppress 177  /* a kernel uses one or two of them */
+template <> __device__ inline float plus(float a, float b) {
+    float r; asm("add.rn.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b)); return r; }
+template <> __device__ inline float times(float a, float b) {
+    float r; asm("mul.rn.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b)); return r; }
+template <> __device__ inline float over(float a, float b) {
+    float r; asm("div.rn.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b)); return r; }
+template <> __device__ inline bool less(float a, float b) {
+    int r; asm("{.reg .pred p; setp.lt.f32 p, %1, %2; selp.s32 %0, 1, 0, p;}"
+               : "=r"(r) : "f"(a), "f"(b)); return r; }
+#endif
+"""
 
 _SOURCE: Final = """
 typedef {item} Item;
@@ -137,7 +159,7 @@ def source(dtype: str, op: str) -> str:
         ``"sum"``, ``"mean"``, ``"min"``, ``"max"`` or ``"prod"``.
     """
     item, compared, added = _TYPES[dtype]
-    return _SOURCE.format(
+    return _ARITHMETIC + _SOURCE.format(
         item=item,
         value=compared if op in ("min", "max") else added,
         pack=PACK,
@@ -145,5 +167,5 @@ def source(dtype: str, op: str) -> str:
         store=_STORE.get(dtype, " return (Item)v;"),
         combine=_COMBINE[op],
         entry=ENTRY,
-        finish="(Value)(sum[e] / (Value)divisor)" if op == "mean" else "sum[e]",
+        finish="over(sum[e], (Value)divisor)" if op == "mean" else "sum[e]",
     )
