@@ -16,9 +16,76 @@ class Block:
     def __buffer__(self, flags: int, /) -> memoryview: ...
     def __len__(self) -> int: ...
 
+GANG_INLINE: int
+
+@final
+class Gang:
+    def __init__(
+        self,
+        memory: Buffer,
+        index: int,
+        size: int,
+        box: int,
+        segment: int,
+        shared: int,
+        spin_us: int,
+        yield_us: int,
+        threads: bool,
+    ) -> None: ...
+    @property
+    def busy(self) -> bool: ...
+    @property
+    def phase(self) -> int: ...
+    @property
+    def shared_at(self) -> int: ...
+    def leave(self) -> None: ...
+    def missing(self) -> list[int]: ...
+    def run(
+        self,
+        plan: Plan,
+        hash: int,
+        compare: bool,
+        timeout_us: int,
+        input: Buffer | None = None,
+        output: Buffer | None = None,
+    ) -> int: ...
+    def segment_at(self, member: int) -> int: ...
+
+@final
+class Plan:
+    def __init__(self) -> None: ...
+    def __len__(self) -> int: ...
+    def gather(self, nbytes: int) -> None: ...
+    def post(
+        self,
+        at: int,
+        nbytes: int,
+        box: int = 0,
+        external: bool = False,
+        in_slot: bool = False,
+    ) -> None: ...
+    def pull(self, member: int, at: int, nbytes: int) -> None: ...
+    def pull_shared(self, at: int, nbytes: int) -> None: ...
+    def reduce(
+        self, dtype: int, op: int, divisor: float, at: int, count: int, where: int
+    ) -> None: ...
+    def reduce_posted(
+        self,
+        dtype: int,
+        op: int,
+        divisor: float,
+        box: int,
+        at: int,
+        count: int,
+        where: int,
+        in_slot: bool = False,
+    ) -> None: ...
+    def sync(self) -> None: ...
+
 def checksum(buffer: Buffer, seed: int = 0) -> int: ...
 def convert(to: int, dst: Buffer, from_: int, src: Buffer) -> None: ...
 def copy(dst: Buffer, src: Buffer) -> None: ...
+def gang_bytes(size: int, box: int, segment: int, shared: int) -> int: ...
 def join_plain(
     kind: int,
     flags: int,

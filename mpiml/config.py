@@ -65,6 +65,7 @@ VARIABLES: dict[str, tuple[str, Callable[[str], object], str]] = {
     "MPIML_HOST_SIZE": ("host_size", _number(1), "a whole number of at least 1"),
     "MPIML_LAUNCHER_HOST": ("launcher_host", _text, "a host name"),
     "MPIML_LAUNCHER_PID": ("launcher_pid", _number(1), "a process id"),
+    "MPIML_STALL_WARNING": ("stall_warning", _number(1), "a whole number of seconds, 1 or more"),
     "MPIML_SPIN_US": ("spin_us", _number(0), "a whole number of microseconds, 0 or more"),
     "MPIML_WINDOW_BYTES": ("window_bytes", _size, "a number of bytes such as 16777216 or 16M"),
     "MPIML_WINDOW_MESSAGES": ("window_messages", _number(1), "a whole number of at least 1"),
@@ -95,6 +96,8 @@ class Config(NamedTuple):
         The process that mpiml's own starter says to watch, and the host where it runs.
     spin_us, window_messages, window_bytes, doorbell
         Tunables of the engine, each overridden by the variable of its name in `VARIABLES`.
+    stall_warning
+        Seconds after which a collective outside of a program names the ranks it waits for.
     host_size
         For tests: pretend that a host has so many ranks.
     gpu_direct
@@ -118,6 +121,7 @@ class Config(NamedTuple):
     window_messages: int = 128
     window_bytes: int = 16 << 20
     doorbell: bool = True
+    stall_warning: int = 60
     host_size: int | None = None
     gpu_direct: str = "auto"
 

@@ -8,7 +8,8 @@ MpimlError
 ├── RemoteError           a remote exception that cannot be pickled, or the remote traceback
 ├── DeadlineError         nothing arrived in time (also a TimeoutError)
 ├── ServiceGoneError      the service failed, ended or lost its rank
-└── RankFailedError       a peer process is gone; carries its world ranks
+├── RankFailedError       a peer process is gone; carries its world ranks
+└── SharedMemoryError     a host has no room for an arena (also a MemoryError)
 
 `Stopped` stands outside, as a BaseException: ``except Exception`` must not swallow the
 end of a program.
@@ -22,6 +23,7 @@ __all__ = [
     "RankFailedError",
     "RemoteError",
     "ServiceGoneError",
+    "SharedMemoryError",
     "Stopped",
     "UnknownMethodError",
     "UsageError",
@@ -70,6 +72,10 @@ class RankFailedError(MpimlError):
     def __init__(self, message: str, ranks: tuple[int, ...] = ()) -> None:
         super().__init__(message)
         self.ranks = ranks
+
+
+class SharedMemoryError(MpimlError, MemoryError):
+    """A host cannot give the memory that its ranks would share; the message says how much."""
 
 
 class Stopped(BaseException):

@@ -10,7 +10,7 @@ import mmap
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import accumulate
 from typing import Any
 
@@ -28,11 +28,14 @@ from mpiml.errors import UsageError  # noqa: E402
 
 __all__ = [
     "World",
+    "attached",
     "check_threads",
     "exchange_record",
     "exchange_text",
     "finish",
     "library",
+    "own_duplicate",
+    "ranks_by_host",
     "single",
     "start",
 ]
@@ -163,6 +166,56 @@ def exchange_text(comm: MPI.Intracomm, text: bytes) -> list[bytes]:
     return [bytes(everything[s : s + n]) for s, n in zip(starts, sizes, strict=True)]
 
 
+_keyval: int | None = None
+
+
+def attached(comm: MPI.Intracomm, make: Callable[[], Any]) -> Any:
+    """Return what `make` has made for this communicator, once; closed when that is freed.
+
+    Collective over `comm`, if `make` is. What is made has a ``close()``.
+    """
+    global _keyval
+    if _keyval is None:
+        _keyval = MPI.Comm.Create_keyval(delete_fn=lambda comm, keyval, value: value.close())
+    found = comm.Get_attr(_keyval)
+    if found is None:
+        found = make()
+        comm.Set_attr(_keyval, found)
+    return found
+
+
+def own_duplicate(comm: MPI.Intracomm, name: str) -> MPI.Intracomm:
+    """Return a communicator of the same ranks for messages of our own. Collective.
+
+    Not a duplicate by MPI's `Dup`: hints and attributes of the user's do not come along.
+    """
+    own: Any = comm.Split(0, comm.rank)
+    own.Set_name(name)
+    own.Set_errhandler(MPI.ERRORS_RETURN)
+    return own  # type: ignore[no-any-return]
+
+
+def ranks_by_host(comm: MPI.Intracomm, pretended: int | None = None) -> list[int]:
+    """Return for each rank the number of its host, in the order of their first ranks.
+
+    Collective over `comm`. Hosts are what ``MPI_COMM_TYPE_SHARED`` says.
+
+    Parameters
+    ----------
+    comm
+        The communicator.
+    pretended
+        For tests: ranks that a host has at most.
+    """
+    local = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.rank)
+    first = local.bcast(comm.rank)
+    part = 0 if pretended is None else local.rank // pretended
+    local.Free()
+    keys = comm.allgather((first, part))
+    numbers: dict[tuple[int, int], int] = {}
+    return [numbers.setdefault(key, len(numbers)) for key in keys]
+
+
 def single() -> "World":
     """Return the communicators of a process that was started without a launcher."""
     start()
@@ -189,12 +242,12 @@ class World:
     def __init__(self, comm: MPI.Intracomm) -> None:
         # Not a duplicate: what the user attached to `comm` is no promise of ours. A hint such
         # as mpi_assert_allow_overtaking, which libraries before MPI-4 copy, would break us.
-        self.engine_comm = comm.Split(0, comm.rank)
-        self.engine_comm.Set_name("mpiml engine")
+        self.engine_comm = own_duplicate(comm, "mpiml engine")
         self.user_comm = comm.Dup()
         self.user_comm.Set_name("mpiml world")
         self.roles: dict[int, MPI.Intracomm] = {}
         self.folded: dict[int, MPI.Intracomm] = {}
+        self._teams: dict[int, MPI.Intracomm] = {}
         self._memory: mmap.mmap | None = None
         self._closed = False
         for own in (self.engine_comm, self.user_comm):
@@ -215,6 +268,14 @@ class World:
                 (self.folded if folded else self.roles)[role] = comm
         for own in (self.user_comm, *self.roles.values()):
             _warm(own)
+
+    def team_comm(self, role: int) -> MPI.Intracomm:
+        """Return a communicator of a role's ranks that the user does not have.
+
+        Collective over the role.
+        """
+        self._teams[role] = own_duplicate(self.roles[role], f"mpiml team of role {role}")
+        return self._teams[role]
 
     def prepare(self, path: str | None, lines: dict[int, int]) -> Any:
         """Map a cache line for each rank of this host.
@@ -264,7 +325,8 @@ class World:
         if self._closed:
             return
         self._closed = True
-        roles = (*self.roles.values(), *self.folded.values())
+        teams = [comm for _, comm in sorted(self._teams.items())]  # made in any order
+        roles = (*teams, *self.roles.values(), *self.folded.values())
         for comm in (*roles, self.user_comm, self.engine_comm):
             if comm != MPI.COMM_NULL:
                 comm.Free()

@@ -52,6 +52,12 @@ FLOORS = {
         ["mpiml.collectives.device_kernel", "mpiml.collectives.ops"],
         ["mpiml.collectives.regions", "mpiml.collectives.trees"],
         ["mpiml.collectives.labels"],
+        ["mpiml.collectives.messages", "mpiml.collectives.requests", "mpiml.collectives.room"],
+        ["mpiml.collectives.team"],
+        ["mpiml.collectives.arena", "mpiml.collectives.members"],
+        ["mpiml.collectives.in_host"],
+        ["mpiml.collectives.channel"],
+        ["mpiml.collectives.bucket"],
         ["mpiml.collectives"],
     ],
     "rpc": [
@@ -68,7 +74,7 @@ FLOORS = {
     "launch": [
         ["mpiml.agree"],
         ["mpiml.ending", "mpiml.hosting", "mpiml.routing", "mpiml.survey"],
-        ["mpiml.context", "mpiml.failure"],
+        ["mpiml.context", "mpiml.failure", "mpiml.teams"],
         ["mpiml.runtime"],
         ["mpiml.handshake", "mpiml.layout", "mpiml.linking", "mpiml.reporting", "mpiml.result"],
         ["mpiml.session"],

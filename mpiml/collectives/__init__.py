@@ -1,11 +1,29 @@
-"""Collective operations on arrays; they come with the collectives release."""
+"""Collective operations on arrays: buckets in shared memory, and what reduces them.
 
-from typing import Any
+Names are loaded when they are first used: this package brings NumPy and optree along.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from mpiml.later import refuse_attribute
 
-__all__: list[str] = []
+if TYPE_CHECKING:
+    from mpiml.collectives.bucket import Bucket
+
+__all__ = ["Bucket"]
+
+_HOME = {"Bucket": "bucket"}
 
 
 def __getattr__(name: str) -> Any:
-    refuse_attribute(name, "mpiml.collectives")
+    home = _HOME.get(name)
+    if home is None:
+        refuse_attribute(name, "mpiml.collectives")
+    value = getattr(import_module(f"mpiml.collectives.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

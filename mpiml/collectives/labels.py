@@ -38,14 +38,15 @@ class Label:
     name : str, optional
         What the user calls it, ``name=``. Compared.
     site : tuple of (str, int), optional
-        What `call_site` returned. Shown, not compared.
+        What `call_site` returned. Shown, not compared. None: looked for when it is shown, so
+        that a call that goes well does not pay for it.
     leaves : str
         `mpiml.collectives.regions.Regions.digest_text` of what is reduced.
     more : str
         Other arguments that must be equal: ``"root=0"``.
     """
 
-    __slots__ = ("_hash", "head", "leaves", "site")
+    __slots__ = ("_hash", "head", "leaves", "op", "site")
 
     def __init__(
         self,
@@ -63,6 +64,7 @@ class Label:
         ]
         self.head = f"{kind}({', '.join(arguments)})"  #: the call as one would write it
         self.leaves = leaves
+        self.op = op
         self.site = site
         self._hash = 0
 
@@ -78,11 +80,24 @@ class Label:
         """Return what `mismatch` needs of this member: call, place, and a line per leaf."""
         return f"{self.head}\n{self.place()}\n{self.leaves}"
 
+    def __str__(self) -> str:
+        place = self.place()
+        return f"{self.head} at {place}" if place else self.head
+
+    def here(self) -> "Label":
+        """Return the same label with the place of this call, for use in another thread."""
+        label = Label.__new__(Label)
+        label.head, label.leaves, label._hash = self.head, self.leaves, self._hash
+        label.op = self.op
+        label.site = call_site()
+        return label
+
     def place(self) -> str:
-        """Return file and line of the user's call, empty if it is not known."""
-        if self.site is None:
+        """Return file and line of the user's call: `site`, or of the call being made now."""
+        site = self.site or call_site()
+        if site is None:
             return ""
-        path, line = self.site
+        path, line = site
         here = os.getcwd() + os.sep
         return f"{path.removeprefix(here)}:{line}".replace("\n", "?")
 

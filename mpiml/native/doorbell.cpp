@@ -8,22 +8,22 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <climits>
 #include <cstdint>
-#include <ctime>
 #include <string>
 
-#include <linux/futex.h>
 #include <sys/prctl.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <nanobind/nanobind.h>
 
 #include "bytes.hpp"
+#include "waiting.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
+using mpiml::futex_wait_until;
+using mpiml::futex_wake_all;
+using mpiml::now_ns;
+using mpiml::pause_cpu;
 
 namespace {
 
@@ -41,35 +41,6 @@ static_assert(sizeof(Line) == kLineBytes);
 
 using Atomic = std::atomic_ref<std::uint32_t>;
 static_assert(Atomic::is_always_lock_free, "a lock would not reach the other processes");
-
-void pause_cpu() {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    asm volatile("isb" ::: "memory");  // `yield` is a no-op on most cores
-#endif
-}
-
-std::int64_t now_ns() {
-    timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return std::int64_t{t.tv_sec} * 1'000'000'000 + t.tv_nsec;
-}
-
-// Neither call is FUTEX_PRIVATE: the other side is another process.
-void futex_wake_all(std::uint32_t *word) {
-    syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
-}
-
-// The deadline is absolute, so that a spurious wake does not restart the timeout.
-int futex_wait_until(std::uint32_t *word, std::uint32_t seen, std::int64_t deadline_ns) {
-    timespec t{};
-    t.tv_sec = static_cast<time_t>(deadline_ns / 1'000'000'000);
-    t.tv_nsec = static_cast<long>(deadline_ns % 1'000'000'000);
-    const long rc = syscall(SYS_futex, word, FUTEX_WAIT_BITSET, seen, &t, nullptr,
-                            FUTEX_BITSET_MATCH_ANY);
-    return rc == 0 ? 0 : errno;
-}
 
 class Doorbell {
 public:

@@ -3,6 +3,7 @@
 
 namespace nb = nanobind;
 void bind_doorbell(nb::module_ &m);
+void bind_gang(nb::module_ &m);
 void bind_pool(nb::module_ &m);
 void bind_isa(nb::module_ &m);
 void bind_memory(nb::module_ &m);
@@ -16,6 +17,7 @@ NB_MODULE(_native, m) {
     // blocks: what lives then is no leak, and the report would hide the real error.
     nb::set_leak_warnings(false);
     bind_doorbell(m);
+    bind_gang(m);
     bind_isa(m);
     bind_pool(m);
     bind_memory(m);

@@ -1,0 +1,319 @@
+"""`Bucket`: the arrays of a tree in memory that the members of a host share."""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+
+from mpiml.collectives.channel import open_channel
+from mpiml.collectives.labels import Label
+from mpiml.collectives.members import team_of
+from mpiml.collectives.ops import op_code, op_name
+from mpiml.collectives.regions import Regions, first_difference, specs_of, stripe
+from mpiml.collectives.requests import Request
+from mpiml.collectives.team import Team
+from mpiml.collectives.trees import flatten, unflatten
+from mpiml.errors import ServiceGoneError, UsageError
+
+__all__ = ["Bucket"]
+
+
+class Bucket:
+    """Arrays that live in the arena, so that reducing them needs no copy.
+
+    Collective over the members: construction, and every operation. Each member writes its
+    values into its own arrays, calls an operation, and finds the result in the same arrays.
+    Every element is combined by one member, in the order of the members, so the result is
+    the same, to the last bit, on all of them and from run to run.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm, optional
+        Whose ranks are the members; None: the replicas of the role of this node.
+    like : array or tree of arrays
+        Shapes and dtypes, in any nesting that optree knows. The values are not copied: the
+        bucket's arrays start at zero.
+    result : {"own", "shared"}
+        Where `allreduce` writes to. "own": each member's arrays, 2 n S bytes of traffic for n
+        members of S bytes each. "shared": one array for the host, `result`, (n + 1) S bytes;
+        the members' own arrays keep what they wrote.
+    fallback : bool
+        Without shared memory (``/dev/shm`` too small) send messages, instead of failing.
+    name : str, optional
+        What messages call it. Compared among the members.
+    check : bool
+        Whether members compare what they are about to do: operation, name, shapes, dtypes.
+
+    Attributes
+    ----------
+    tree
+        The member's arrays, in the structure of `like`; NumPy arrays, writable.
+    result
+        With ``result="shared"`` the host's results, read-only; otherwise `tree`.
+    flat : list of numpy.ndarray
+        The same memory as one array of shape (count,) for each dtype, in the order of
+        ``regions.regions``; includes the padding between arrays.
+    stripes : list of slice
+        The part of each of `flat` that `reduce_scatter` leaves with this member.
+    index, size : int
+        This member, and how many there are.
+
+    Raises
+    ------
+    UsageError
+        The members' trees differ; a leaf is no array of numbers. On all members.
+    SharedMemoryError
+        A host has no room, and `fallback` is off. On all members.
+
+    Notes
+    -----
+    A view keeps the memory mapped: after `close` it can be read and written, and is no
+    longer shared in any useful way. Between a member's last write and the operation no copy
+    is made, so an array must not be written while an operation goes on.
+    """
+
+    def __init__(
+        self,
+        comm: Any = None,
+        like: Any = None,
+        *,
+        result: Literal["own", "shared"] = "own",
+        fallback: bool = False,
+        name: str | None = None,
+        check: bool = True,
+    ) -> None:
+        where = "Bucket"
+        if result not in ("own", "shared"):
+            raise UsageError(f"{where}: result: expected 'own' or 'shared', got {result!r}")
+        if like is None:
+            raise UsageError(f"{where}: like: expected an array or a tree of arrays, got None")
+        team = team_of(comm, where)
+        self._team = team
+        self._name = name
+        caught: UsageError | None = None
+        try:
+            leaves, self._treedef, paths = flatten(like, where)
+            regions = Regions(specs_of(leaves, paths))
+            said = regions.digest_text()
+        except UsageError as error:  # the others must hear of it
+            said, caught = f"!{error}", error
+        more = f"result={result!r}, fallback={fallback}, check={check}"
+        label = Label(where, name=name, leaves=said, more=more)
+        _agree(team, label, said, caught)
+        self.regions = regions
+        self._labels: dict[Any, Label] = {}
+        self._own, self._shared, self._channel = open_channel(
+            team, regions, result == "shared", fallback, check, label
+        )
+        self._tree = unflatten(self._treedef, regions.views(self._own))
+        self._result = self._tree
+        if self._shared is not None:
+            self._result = unflatten(self._treedef, regions.views(self._shared.toreadonly()))
+        self._flat = regions.flat(self._own)
+        self._counts = {"operations": 0, "bytes": 0}
+
+    # -- what it holds -------------------------------------------------------------------------
+
+    @property
+    def index(self) -> int:
+        """The number of this member."""
+        return self._team.index
+
+    @property
+    def size(self) -> int:
+        """How many members there are."""
+        return self._team.size
+
+    @property
+    def tree(self) -> Any:
+        """The member's own arrays, in the structure of ``like``."""
+        return self._tree
+
+    @property
+    def result(self) -> Any:
+        """What `allreduce` writes: the host's one result, or the own arrays."""
+        return self._result
+
+    @property
+    def flat(self) -> list["np.ndarray[Any, Any]"]:
+        """The own memory as one array (count,) for each dtype."""
+        return self._flat
+
+    @property
+    def stripes(self) -> list[slice]:
+        """The part of each of `flat` that is this member's after `reduce_scatter`."""
+        return [
+            slice(*stripe(r.count, r.itemsize, self.index, self.size))
+            for r in self.regions.regions
+        ]
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._tree[key]
+
+    # -- operations ----------------------------------------------------------------------------
+
+    def allreduce(self, op: Any = "sum", compress: Any = None, name: str | None = None) -> None:
+        """Combine the arrays of all members, in place.
+
+        Collective over the members.
+
+        Parameters
+        ----------
+        op : {"sum", "mean", "min", "max", "prod"} or mpi4py.MPI.Op
+            float16 and bfloat16 are combined in float32 and rounded once; integers wrap;
+            NaN wins in min and max.
+        compress : codec, optional
+            See `mpiml.collectives.compression`; for "sum" and "mean".
+        name : str, optional
+            Compared among the members, and shown in messages.
+
+        Raises
+        ------
+        UsageError
+            Members differ in what they do; the operation is not defined for a dtype.
+        ServiceGoneError
+            The bucket is closed, here or by another member.
+        """
+        label = self._labels.get(("allreduce", op, name))
+        if label is None:
+            label = self._label("allreduce", name, op)
+        work = self._allreduce(label, compress)
+        self._team.run(work, label)
+
+    def iallreduce(
+        self, op: Any = "sum", compress: Any = None, name: str | None = None
+    ) -> Request:
+        """Begin `allreduce`; the arrays belong to it until the request is done.
+
+        Collective over the members. Returns a request with ``wait(timeout)`` and ``test()``.
+        """
+        label = self._label("allreduce", name, op).here()
+        return self._team.submit(self._allreduce(label, compress), label)
+
+    def reduce_scatter(self, op: Any = "sum", name: str | None = None) -> None:
+        """Combine the arrays of all members; each gets its `stripes` of the result.
+
+        Collective over the members. What lies outside of the own stripes is undefined
+        afterwards.
+        """
+        label = self._label("reduce_scatter", name, op)
+        self._team.run(lambda: self._open(label).reduce_scatter(label.op, label), label)
+
+    def ireduce_scatter(self, op: Any = "sum", name: str | None = None) -> Request:
+        """Begin `reduce_scatter`. Collective over the members."""
+        label = self._label("reduce_scatter", name, op).here()
+        return self._team.submit(
+            lambda: self._open(label).reduce_scatter(label.op, label), label
+        )
+
+    def allgather(self, name: str | None = None) -> None:
+        """Give every member the `stripes` of each: the other half of `reduce_scatter`.
+
+        Collective over the members.
+        """
+        label = self._label("allgather", name)
+        self._team.run(lambda: self._open(label).allgather(label), label)
+
+    def iallgather(self, name: str | None = None) -> Request:
+        """Begin `allgather`. Collective over the members."""
+        label = self._label("allgather", name).here()
+        return self._team.submit(lambda: self._open(label).allgather(label), label)
+
+    def broadcast(self, root: int = 0, name: str | None = None) -> None:
+        """Give every member the arrays of member `root`.
+
+        Collective over the members.
+        """
+        label = self._label("broadcast", name, root=root)
+        self._team.run(lambda: self._open(label).broadcast(root, label), label)
+
+    def ibroadcast(self, root: int = 0, name: str | None = None) -> Request:
+        """Begin `broadcast`. Collective over the members."""
+        label = self._label("broadcast", name, root=root).here()
+        return self._team.submit(lambda: self._open(label).broadcast(root, label), label)
+
+    def _allreduce(self, label: Label, compress: Any) -> Callable[[], None]:
+        if compress is not None:
+            raise UsageError("not yet")
+        channel = self._open(label)
+        return lambda: channel.allreduce(label.op, label)
+
+    def _label(
+        self, kind: str, name: str | None, op: Any = None, root: int | None = None
+    ) -> Label:
+        """Return what members compare of an operation, checked; made once for each."""
+        key = (kind, op if root is None else root, name)
+        label = self._labels.get(key)
+        if label is None:
+            where = f"Bucket.{kind}"
+            known = "" if op is None else op_name(op, where)
+            if known:
+                for region in self.regions.regions:
+                    op_code(known, region.dtype_name, where)
+            if root is not None and not 0 <= root < self.size:
+                raise UsageError(f"{where}: root: expected 0..{self.size - 1}, got {root}")
+            more = "" if root is None else f"root={root}"
+            title = where if self._name is None else f"{where} of {self._name!r}"
+            label = Label(title, known, name, None, self.regions.digest_text(), more)
+            self._labels[key] = label
+        return label
+
+    def _open(self, label: Label) -> Any:
+        if self._channel is None:
+            raise ServiceGoneError(
+                f"{label.head}: the bucket is closed; use it before close(), or make another"
+            )
+        return self._channel
+
+    # -- its end -------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Let go of the shared memory. Local: call it on every member.
+
+        Views stay readable. A member that calls an operation after another has closed gets a
+        `ServiceGoneError`.
+        """
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    def statistics(self) -> dict[str, Any]:
+        """Return size and way of working, for logs."""
+        return {
+            "arrays": len(self.regions.leaves),
+            "bytes": self.regions.nbytes,
+            "members": self.size,
+            "hosts": len(set(self._team.hosts)),
+            "way": "closed" if self._channel is None else self._channel.way,
+        }
+
+    def __enter__(self) -> "Bucket":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        name = "" if self._name is None else f" {self._name!r}"
+        return (
+            f"<Bucket{name} of {len(self.regions.leaves)} arrays, {self.regions.nbytes:,} bytes, "
+            f"member {self.index} of {self.size}>"
+        )
+
+
+def _agree(team: Team, label: Label, said: str, caught: UsageError | None) -> None:
+    """Raise on every member if the members do not make the same bucket."""
+    texts = [text.decode() for text in team.exchange(f"{label.head}\n{said}".encode(), label)]
+    if caught is not None:
+        raise caught
+    for name, text in zip(team.names, texts, strict=True):
+        _, _, body = text.partition("\n")
+        if body.startswith("!"):
+            raise UsageError(f"{body[1:]} (on {name})")
+    difference = first_difference(texts)
+    if difference:
+        raise UsageError(
+            f"Bucket: expected the same arguments and arrays on all {team.size} members of "
+            f"{team.title}, got {difference}. This is member {team.index}. Build the tree the "
+            "same way on every member."
+        )

@@ -1,0 +1,227 @@
+"""Collectives among members that share memory: plans for the native gang.
+
+Each operation is a program of few steps, written once. Small payloads travel in the line or
+mailbox by which members tell that they have come, so that one meeting is enough and each
+member combines everything itself; larger ones are combined in stripes, each element by one
+member, which writes it to all. Elements are combined in the order of the members in both ways.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from mpiml._native import GANG_INLINE, Plan
+from mpiml.collectives.arena import Arena
+from mpiml.collectives.labels import Label, mismatch
+from mpiml.collectives.ops import op_code
+from mpiml.collectives.regions import Regions, stripe
+from mpiml.collectives.team import Team
+from mpiml.errors import ServiceGoneError
+
+__all__ = ["ALL", "OUT", "OWN", "SHARED", "InHost", "box_of", "small"]
+
+ALL, OWN, SHARED, OUT = -1, -2, -3, -4  # where a reduction goes to: mpiml::Where
+SMALL = 8192  #: bytes up to which a payload is posted and combined by every member
+TEXT = 2048  #: bytes of a member's text when members turn out to differ
+_SLICE_US = 50_000
+_DONE, _MISMATCH, _LEFT = 0, 2, 3
+
+
+def small(nbytes: int, members: int) -> bool:
+    """Tell whether a payload is better combined by every member than in stripes."""
+    return nbytes * members <= 2 * SMALL
+
+
+def box_of(nbytes: int, members: int) -> int:
+    """Return the bytes of a mailbox that serve a payload, and the text of an error."""
+    return max(TEXT, nbytes if small(nbytes, members) else 0)
+
+
+class InHost:
+    """The operations of one member on an arena.
+
+    Collective over the members of the host: every operation. One at a time; the caller sees
+    to it.
+
+    Parameters
+    ----------
+    team : Team
+        The members.
+    arena : Arena
+        Their memory.
+    regions : Regions
+        What lies in each segment.
+    shared : bool
+        Whether results go to the host's shared result, not to each member's segment.
+    check : bool
+        Whether members compare what they do.
+    """
+
+    def __init__(
+        self, team: Team, arena: Arena, regions: Regions, shared: bool, check: bool
+    ) -> None:
+        self._team = team
+        self._check = check
+        self._gang = arena.gang
+        self._regions = regions
+        self._to = SHARED if shared else ALL
+        self._place = team.local.index(team.index)
+        self._members = len(team.local)
+        self._plans: dict[tuple[str, Any], Plan] = {}
+        self._broken: str | None = None
+        self.way = "shared memory"
+        self.used = _used(regions)
+
+    # -- operations ----------------------------------------------------------------------------
+
+    def allreduce(self, op: str, label: Label) -> None:
+        """Combine all segments, in place or to the shared result."""
+        plan = self._plans.get(("allreduce", op))
+        if plan is None:
+            plan = self._plan(("allreduce", op), lambda p: self._allreduce(p, op))
+        self.run(plan, label)
+
+    def reduce_scatter(self, op: str, label: Label) -> None:
+        """Combine all segments; each member's stripe is valid in its own segment afterwards."""
+        self.run(self._plan(("scatter", op), lambda p: self._scatter(p, op)), label)
+
+    def allgather(self, label: Label) -> None:
+        """Copy every member's stripe to all segments."""
+        self.run(self._plan(("allgather", None), self._allgather), label)
+
+    def broadcast(self, place: int, label: Label) -> None:
+        """Copy the segment of the member at `place` to all others."""
+        self.run(self._plan(("broadcast", place), lambda p: self._broadcast(p, place)), label)
+
+    def barrier(self, label: Label) -> None:
+        """Meet."""
+        self.run(self._plan(("barrier", None), lambda p: p.sync()), label)
+
+    # -- their steps ---------------------------------------------------------------------------
+
+    def _plan(self, key: tuple[str, Any], write: Callable[[Plan], None]) -> Plan:
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = Plan()
+            write(plan)
+            self._plans[key] = plan
+        return plan
+
+    def _allreduce(self, plan: Plan, op: str) -> None:
+        if self._to == ALL and small(self.used, self._members):
+            in_slot = self.used <= GANG_INLINE
+            plan.post(0, self.used, 0, in_slot=in_slot)
+            plan.sync()
+            for region in self._regions.regions:
+                count = min(region.count, (self.used - region.offset) // region.itemsize)
+                plan.reduce_posted(
+                    region.code, self._op(op, region), self._team.size, region.offset,
+                    region.offset, count, OWN, in_slot=in_slot,
+                )  # fmt: skip
+            return
+        plan.sync()
+        self._reduce(plan, op, self._to)
+        plan.sync()
+
+    def _scatter(self, plan: Plan, op: str) -> None:
+        plan.sync()
+        self._reduce(plan, op, OWN)
+        plan.sync()
+
+    def _reduce(self, plan: Plan, op: str, to: int) -> None:
+        for region in self._regions.regions:
+            low, high = stripe(region.count, region.itemsize, self._place, self._members)
+            if high > low:
+                at = region.offset + low * region.itemsize
+                code = self._op(op, region)
+                plan.reduce(region.code, code, self._team.size, at, high - low, to)
+
+    def _allgather(self, plan: Plan) -> None:
+        plan.sync()
+        for region in self._regions.regions:
+            for place in range(self._members):
+                low, high = stripe(region.count, region.itemsize, place, self._members)
+                if high > low and place != self._place:
+                    size = region.itemsize
+                    plan.pull(place, region.offset + low * size, (high - low) * size)
+        plan.sync()
+
+    def _broadcast(self, plan: Plan, place: int) -> None:
+        plan.sync()
+        if place != self._place:
+            plan.pull(place, 0, self._regions.nbytes)
+        plan.sync()
+
+    def _op(self, op: str, region: Any) -> int:
+        return op_code(op, region.dtype_name, f"Bucket.{op}")
+
+    # -- running -------------------------------------------------------------------------------
+
+    def run(self, plan: Plan, label: Label, source: Any = None, out: Any = None) -> None:
+        """Run a plan to its end.
+
+        Raises
+        ------
+        UsageError
+            The members do not do the same; on all of them.
+        ServiceGoneError
+            A member has closed its part, or an operation was left halfway before.
+        """
+        if self._broken is not None:
+            raise ServiceGoneError(f"{label}: {self._broken}")
+        status = self._gang.run(plan, label.hash, self._check, _SLICE_US, source, out)
+        if status:
+            self._late(status, plan, label, source, out)
+
+    def _late(self, status: int, plan: Plan, label: Label, source: Any, out: Any) -> None:
+        waiting = self._team.waiting(label)
+        try:
+            while status not in (_DONE, _MISMATCH, _LEFT):
+                waiting([self._team.local[i] for i in self._gang.missing()])
+                status = self._gang.run(plan, label.hash, self._check, _SLICE_US, source, out)
+            if status == _LEFT:
+                gone = [self._team.names[self._team.local[i]] for i in self._gang.missing()]
+                raise ServiceGoneError(
+                    f"{label}: {', '.join(gone)} closed it, or left it halfway, and will never "
+                    "come. Close it on all members after the same operation."
+                )
+            if status == _MISMATCH:
+                raise self._mismatch(label, waiting)
+        except BaseException as error:
+            if status != _MISMATCH:  # the others may wait for this member, in vain
+                self._gang.leave()
+                self._broken = f"an earlier operation ended early: {error}"
+            raise
+
+    def _mismatch(self, label: Label, waiting: Any) -> Exception:
+        """Tell each other what we were about to do. The members are in step: all see it."""
+        text = label.text().encode("utf-8", "replace")[:TEXT].ljust(TEXT)
+        plan = Plan()
+        plan.post(0, TEXT, 0, external=True)
+        plan.sync()
+        plan.gather(TEXT)
+        everyone = bytearray(TEXT * self._members)
+        while self._gang.run(plan, 1, False, _SLICE_US, text, everyone) != _DONE:
+            waiting([self._team.local[i] for i in self._gang.missing()])
+        texts = [
+            everyone[i * TEXT : (i + 1) * TEXT].decode("utf-8", "replace").rstrip()
+            for i in range(self._members)
+        ]
+        return mismatch(texts, self._team.title, self._team.index)
+
+    def close(self) -> None:
+        """Tell the others that this member will not come again. Local."""
+        self._gang.leave()
+        self._broken = "it has been closed"
+
+
+def _used(regions: Regions) -> int:
+    """Return where the last element ends; what follows is padding."""
+    ends = [0]
+    for i in range(len(regions.leaves)):
+        offset, shape, name = regions.leaf(i)
+        size = next(r.itemsize for r in regions.regions if r.dtype_name == name)
+        count = 1
+        for length in shape:
+            count *= length
+        ends.append(offset + count * size)
+    return max(ends)

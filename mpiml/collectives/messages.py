@@ -1,0 +1,120 @@
+"""MPI messages of a team: nonblocking, so that whoever waits can be told to stop."""
+
+import time
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any
+
+from mpiml.errors import UsageError
+
+__all__ = ["Waiting", "complete", "exchange_bytes"]
+
+_MOST = (1 << 31) - 1  # bytes; counts and offsets of the v-collectives are 32-bit numbers
+_EAGER = 200  # tests in a row before the core is given away between two
+
+
+class Waiting:
+    """What one wait calls from time to time: knows since when it waits.
+
+    Parameters
+    ----------
+    hooks : mpiml.collectives.team.Hooks
+        Of the team.
+    label
+        What is waited in.
+    """
+
+    __slots__ = ("_hooks", "_label", "_since")
+
+    def __init__(self, hooks: Any, label: Any) -> None:
+        self._hooks = hooks
+        self._label = label
+        self._since = time.monotonic()
+
+    def __call__(self, missing: Sequence[int] = ()) -> None:
+        """Look around; raises what ends the wait."""
+        self._hooks.waiting(time.monotonic() - self._since, missing, self._label)
+
+
+def complete(
+    request: Any, waiting: Callable[[], None], between: Callable[[], None] | None = None
+) -> None:
+    """Wait for an MPI request.
+
+    Local. Raises what `waiting` raises; the request is left then, and its buffers with it.
+
+    Parameters
+    ----------
+    request : mpi4py.MPI.Request
+        Of a nonblocking operation.
+    waiting : function
+        Called every 50 ms.
+    between : function, optional
+        Other progress to make meanwhile.
+    """
+    for _ in range(_EAGER):
+        if request.Test():
+            return
+    looked = time.monotonic()
+    pause = 0.0
+    while not request.Test():
+        if between is not None:
+            between()
+        time.sleep(pause)  # also of 0 s: lets other threads and ranks have the core
+        now = time.monotonic()
+        if now - looked > 0.05:
+            looked = now
+            pause = min(pause + 1e-5, 1e-3)
+            waiting()
+
+
+def exchange_bytes(
+    comm: Any, values: Sequence[bytes], waiting: Callable[[], None]
+) -> list[list[bytes]]:
+    """Give every process the bytes that each process brings. Collective over `comm`.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm
+        Of the processes.
+    values : sequence of bytes
+        What this one brings: any number, of any length.
+
+    Returns
+    -------
+    list of list of bytes
+        For each rank what it brought.
+
+    Raises
+    ------
+    UsageError
+        On every rank, if they are over 2 GiB together.
+    """
+    from mpi4py import MPI
+
+    head = len(values).to_bytes(8, "little")
+    own = head + b"".join([len(v).to_bytes(8, "little") for v in values]) + b"".join(values)
+    lengths = bytearray(8 * comm.size)
+    mine = len(own).to_bytes(8, "little")
+    complete(comm.Iallgather([mine, MPI.BYTE], [lengths, MPI.BYTE]), waiting)
+    sizes = [int.from_bytes(lengths[8 * i : 8 * i + 8], "little") for i in range(comm.size)]
+    *starts, total = accumulate(sizes, initial=0)
+    if total > _MOST:
+        raise UsageError(
+            f"mpiml.collectives: expected at most {_MOST} bytes to agree on, got {total}, the "
+            f"most of them from rank {sizes.index(max(sizes))}."
+        )
+    everything = bytearray(total)
+    complete(comm.Iallgatherv([own, MPI.BYTE], [everything, sizes, starts, MPI.BYTE]), waiting)
+    return [_parts(everything[s : s + n]) for s, n in zip(starts, sizes, strict=True)]
+
+
+def _parts(text: bytearray) -> list[bytes]:
+    count = int.from_bytes(text[:8], "little")
+    at = 8 + 8 * count
+    parts = []
+    for i in range(count):
+        length = int.from_bytes(text[8 + 8 * i : 16 + 8 * i], "little")
+        parts.append(bytes(text[at : at + length]))
+        at += length
+    return parts

@@ -1,0 +1,124 @@
+"""Operations that go on while their caller computes: requests, and the thread that does them.
+
+One thread for each member of a team, started with the first request, does the operations in
+the order in which they were begun, since the other members do theirs in that order. Its waits
+and reductions hold no interpreter lock.
+"""
+
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+from mpiml.errors import DeadlineError
+
+__all__ = ["Request", "Worker"]
+
+
+class Request:
+    """One operation that was begun.
+
+    Local: `wait` and `test` send nothing.
+    """
+
+    __slots__ = ("_done", "_error", "_label", "_work", "result")
+
+    def __init__(self, work: Callable[[], Any], label: Any) -> None:
+        self._work: Callable[[], Any] | None = work
+        self._label = label
+        self._done = threading.Event()
+        self._error: BaseException | None = None
+        self.result: Any = None  #: what the operation returned, once it is done
+
+    def test(self) -> bool:
+        """Return whether it is done.
+
+        Raises
+        ------
+        Exception
+            What the operation has ended with.
+        """
+        if not self._done.is_set():
+            return False
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Wait until it is done; return what the operation returns.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds; None waits for as long as the operation takes.
+
+        Raises
+        ------
+        DeadlineError
+            It is not done in time. It goes on.
+        Exception
+            What the operation has ended with.
+        """
+        if not self._done.wait(timeout):
+            raise DeadlineError(f"{self._label}: not done within {timeout} s; it goes on")
+        self.test()
+        return self.result
+
+    def do(self) -> None:
+        """Do it, on the thread that calls."""
+        work, self._work = self._work, None
+        assert work is not None
+        try:
+            self.result = work()
+        except BaseException as error:
+            self._error = error
+        self._done.set()
+
+    def __repr__(self) -> str:
+        return f"<request of {self._label}, {'done' if self._done.is_set() else 'under way'}>"
+
+
+class Worker:
+    """Does the operations of one member, one after another."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # held while an operation is being done
+        self._queue: SimpleQueue[Request | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._last: Request | None = None
+
+    def run(self, work: Callable[[], Any]) -> None:
+        """Do an operation now, or after those that were begun before."""
+        last = self._last
+        if last is not None:
+            if not last._done.is_set():
+                request = self.submit(work, "the operation")
+                request.wait()
+                return
+            self._last = None
+        with self._lock:
+            work()
+
+    def submit(self, work: Callable[[], Any], label: Any) -> Request:
+        """Begin an operation; return its request."""
+        request = Request(work, label)
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._serve, name="mpiml collectives", daemon=True
+            )
+            self._thread.start()
+        self._last = request
+        self._queue.put(request)
+        return request
+
+    def _serve(self) -> None:
+        while (request := self._queue.get()) is not None:
+            with self._lock:
+                request.do()
+            del request
+
+    def close(self) -> None:
+        """Let the thread end, after what was begun."""
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread = None

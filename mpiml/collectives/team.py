@@ -1,0 +1,253 @@
+"""The members of a collective: who they are, where they live, how they agree.
+
+Members are the replicas of a role or the ranks of a communicator. Several may be threads of
+one process, several processes share a host. What is agreed goes through the process's `Room`
+first and then, by one thread of each process, through MPI.
+"""
+
+import itertools
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from mpiml.collectives.messages import Waiting, exchange_bytes
+from mpiml.collectives.requests import Request, Worker
+from mpiml.collectives.room import Room
+from mpiml.errors import MpimlError, RankFailedError, UsageError
+
+__all__ = ["Hooks", "PlainHooks", "Team"]
+
+
+class Hooks(Protocol):
+    """What the program around a team has a say in."""
+
+    def begin(self, label: Any) -> None:
+        """Enter a collective on the calling thread; may raise what ends the body."""
+
+    def end(self) -> None:
+        """Leave it, done."""
+
+    def waiting(self, seconds: float, missing: Sequence[int], label: Any) -> None:
+        """Look around while members are missing; ends the wait by raising."""
+
+
+class PlainHooks:
+    """Of MPI code that is no program of mpiml: warns once about who is missing.
+
+    Parameters
+    ----------
+    names : sequence of str
+        How a message calls each member.
+    pids : sequence of int
+        Process of each member of this host, 0 for the others.
+    stall : float
+        Seconds after which it warns.
+    """
+
+    def __init__(self, names: Sequence[str], pids: Sequence[int], stall: float) -> None:
+        self._names = names
+        self._pids = pids
+        self._stall = stall
+        self._warned: Any = None
+        self._looked = 0.0
+
+    def begin(self, label: Any) -> None:
+        """Nothing is asked of plain MPI code."""
+
+    def end(self) -> None:
+        """Nothing."""
+
+    def waiting(self, seconds: float, missing: Sequence[int], label: Any) -> None:
+        """Warn after `stall` seconds, once for each operation; raise when one has died."""
+        if seconds < 0.5:
+            return
+        for member in missing:
+            pid = self._pids[member]
+            if pid and not _alive(pid):
+                raise RankFailedError(
+                    f"{label}: {self._names[member]} (process {pid}) has ended and will never "
+                    "come. Look for its own error above.",
+                    (member,),
+                )
+        if seconds >= self._stall and self._warned is not label:
+            self._warned = label
+            who = ", ".join(self._names[m] for m in missing) or "other hosts"
+            sys.stderr.write(
+                f"mpiml: {label}: waiting for {who} since {seconds:.0f} s "
+                "(MPIML_STALL_WARNING sets when this is said)\n"
+            )
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        with open(f"/proc/{pid}/stat", "rb") as file:  # a zombie has ended too
+            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+
+
+class Team:
+    """The members of a collective, as one of them sees them.
+
+    Collective over the members: `exchange`, `share`.
+
+    Parameters
+    ----------
+    index : int
+        This member.
+    ranks : sequence of int
+        For each member the rank, in `comm`, of the process it lives in.
+    hosts : sequence of int
+        For each member the number of its host.
+    comm : mpi4py.MPI.Intracomm or None
+        One rank for each process that holds members, for this team alone; None: one process.
+    room : Room
+        Where the members of this process meet; shared by them.
+    names : sequence of str
+        How messages call each member: ``"rank 3"``, ``"learner/3"``.
+    title : str
+        How they call the team.
+    hooks : Hooks, optional
+        What the program around it has a say in.
+    spin_us, yield_us : int
+        How long a member spins, and then yields its core, before it sleeps.
+
+    Attributes
+    ----------
+    local : tuple of int
+        The members on this member's host, ascending.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        ranks: Sequence[int],
+        hosts: Sequence[int],
+        comm: Any,
+        room: Room,
+        names: Sequence[str],
+        title: str = "the communicator",
+        hooks: Hooks | None = None,
+        spin_us: int = 20,
+        yield_us: int = 500,
+    ) -> None:
+        self.index = index
+        self.size = len(ranks)
+        self.ranks = tuple(ranks)
+        self.hosts = tuple(hosts)
+        self.comm = comm
+        self.room = room
+        self.names = tuple(names)
+        self.title = title
+        self.hooks: Hooks = PlainHooks(names, [0] * self.size, 60.0) if hooks is None else hooks
+        self.spin_us = spin_us
+        self.yield_us = yield_us
+        self.rank = ranks[index]
+        self.local = tuple(i for i in range(self.size) if hosts[i] == hosts[index])
+        self.housemates = tuple(i for i in range(self.size) if ranks[i] == self.rank)
+        self.worker = Worker()
+        self._numbers = itertools.count()
+        self._closing: list[Callable[[], None]] = []
+
+    @property
+    def in_one_process(self) -> bool:
+        """Whether several members of this host are threads of this process."""
+        return len(self.housemates) > 1
+
+    @property
+    def several_hosts(self) -> bool:
+        """Whether members live on different hosts."""
+        return len(self.local) < self.size
+
+    def number(self) -> int:
+        """Return how many things this member has made before: the same on all of them."""
+        return next(self._numbers)
+
+    def waiting(self, label: Any) -> Waiting:
+        """Return what a wait of this team calls from time to time."""
+        return Waiting(self.hooks, label)
+
+    def exchange(self, record: bytes, label: Any) -> list[bytes]:
+        """Give every member the bytes of each.
+
+        Collective over the members.
+
+        Parameters
+        ----------
+        record : bytes
+            Of any length, which may differ.
+        label
+            What this is for, in messages.
+        """
+        result: list[bytes] = self.share(record, lambda everyone: everyone, label)
+        return result
+
+    def share(self, record: bytes, make: Callable[[list[bytes]], Any], label: Any) -> Any:
+        """Give ``make`` the bytes of each member; return what it made, one for the process.
+
+        Collective over the members. `make` is called by one thread of each process.
+        """
+        waiting = self.waiting(label)
+
+        def outside(values: Sequence[bytes]) -> Any:
+            return make(self._outside(values, waiting))
+
+        slot = self.housemates.index(self.index)
+        return self.room.meet(
+            slot, record, outside, lambda empty: waiting([self.housemates[i] for i in empty])
+        )
+
+    def _outside(self, values: Sequence[bytes], waiting: Waiting) -> list[bytes]:
+        """Return the bytes of all members, given those of this process."""
+        if self.comm is None or self.comm.size == 1:
+            return list(values)
+        by_rank = exchange_bytes(self.comm, values, waiting)
+        taken = [0] * self.comm.size
+        everyone = []
+        for rank in self.ranks:
+            everyone.append(by_rank[rank][taken[rank]])
+            taken[rank] += 1
+        return everyone
+
+    def run(self, work: Callable[[], None], label: Any) -> None:
+        """Do one operation of this member, after those begun before."""
+        self.hooks.begin(label)
+        self.worker.run(work)
+        self.hooks.end()
+
+    def submit(self, work: Callable[[], None], label: Any) -> Request:
+        """Begin one operation of this member; those of a team are done one after another."""
+        self.hooks.begin(label)
+        request = self.worker.submit(work, label)
+        self.hooks.end()
+        return request
+
+    def closes(self, function: Callable[[], None]) -> None:
+        """Call `function` when the team is closed."""
+        self._closing.append(function)
+
+    def close(self) -> None:
+        """Let go of what belongs to the team. Local; its communicator is its maker's."""
+        for function in self._closing:
+            function()
+        self._closing.clear()
+        self.worker.close()
+
+    def agree(self, error: MpimlError | None, label: Any) -> None:
+        """Raise on every member if any has an error: the first one's text, with its name.
+
+        Collective over the members.
+        """
+        said = self.exchange(b"" if error is None else str(error).encode(), label)
+        for name, text in zip(self.names, said, strict=True):
+            if text:
+                if error is not None:
+                    raise error
+                raise UsageError(f"{text.decode(errors='replace')} (on {name})")
+
+    def __repr__(self) -> str:
+        return f"<team of {self.title}: member {self.index} of {self.size}>"
