@@ -19,6 +19,9 @@ from mpiml.waits import Wait
 
 __all__ = ["HostedNode", "has_body"]
 
+RUNS, RETURNED, STOPPED, FAILED = range(4)
+"""How a body was left."""
+
 _GENERATOR = 0x20 | 0x200  # inspect.CO_GENERATOR, CO_ASYNC_GENERATOR
 _SWITCH = 5e-5
 
@@ -84,6 +87,8 @@ class HostedNode:
         self.agreement = Agreement(self.title)
         self.released = Wait(f"{self.title}: wait_for_stop()")
         self.agreed = False
+        self.broken = False  # a member of the role has failed
+        self.how = RUNS
         self.waiting = False  # the body sits in wait_for_stop, for as long as it takes
         self.thread = 0  # identity of the thread that runs the body
         self.calling_back = False
@@ -93,6 +98,7 @@ class HostedNode:
         self.value: Any = None
         self.object: Any = None
         self.callbacks: list[Callable[[], None]] = []
+        self.leaving: list[Callable[[BaseException | None], None]] = []
         self._call: Callable[[], Any] = lambda: None
         self.context: Any = None
         self._held: list[Request] = []
@@ -122,9 +128,26 @@ class HostedNode:
 
     def left_by(self, error: BaseException | None) -> None:
         """Note how the body was left."""
+        how = RETURNED if error is None else STOPPED
         if error is not None and not (_is_stop(error) and self.runtime.stopping):
             self.fail(error)
+            how = FAILED if not isinstance(error, SystemExit) or error.code else RETURNED
+        if self.body or how == FAILED:
+            self.how = how
+        if self.body or error is not None:
+            self.leave(error)
         self._left()
+
+    def leave(self, error: BaseException | None = None) -> None:
+        """Run what the node wants done when it is over, last first: `error` is why, if one is.
+
+        A body is over when it has returned, a service without one when the program ends.
+        """
+        while self.leaving:
+            try:
+                self.leaving.pop()(error)
+            except Exception as another:
+                self.fail(another)
 
     def build(self) -> None:
         """Construct the object of a service or class node, and start to serve."""
@@ -224,6 +247,7 @@ class HostedNode:
 
     def stop(self, at_once: bool) -> None:
         """Take part in agreeing where the role stops, or stop at once: a member has failed."""
+        self.broken = self.broken or at_once
         if self.spec.replicas == 1 or at_once:
             self.release()
             return
@@ -247,6 +271,10 @@ class HostedNode:
         engine.fulfil(self.released)
         engine.fulfil(self.agreement.decided)
         engine.interrupt()
+
+    def team(self) -> Any:
+        """Return what `mpiml.collectives` needs of the role. Collective over it, at first."""
+        return self.runtime.teams.of(self)
 
     def agree_stop(self) -> bool:
         """Count a round of the role; see `Context.agree_stop`."""

@@ -18,7 +18,6 @@ _FAULT = "fault"
 LATER: dict[str, tuple[str, str]] = {
     "allreduce": ("mpiml.collectives.allreduce", _COLLECTIVES),
     "Bucket": ("mpiml.collectives.Bucket", _COLLECTIVES),
-    "torch": ("mpiml.torch", _COLLECTIVES),
     "SharedModel": ("mpiml.SharedModel", _ONESIDED),
     "RingModel": ("mpiml.RingModel", _ONESIDED),
     "neighbor_allreduce": ("mpiml.neighbor_allreduce", _ONESIDED),

@@ -6,7 +6,9 @@ so where none is, no value can be an array, and NumPy need not be loaded to find
 
 import sys
 
-__all__ = ["arrays_possible", "family", "foreign_loaded"]
+from mpiml.errors import UsageError
+
+__all__ = ["MissingLibraryError", "arrays_possible", "family", "foreign_loaded"]
 
 # Class name of an array, by the first word of its module.
 _FAMILIES = {
@@ -15,6 +17,28 @@ _FAMILIES = {
     ("jaxlib", "ArrayImpl"): "jax",
     ("cupy", "ndarray"): "cupy",
 }
+
+
+class MissingLibraryError(UsageError, ImportError):
+    """An optional library is not installed, or does not load.
+
+    Parameters
+    ----------
+    module
+        The part of mpiml that needs it.
+    library
+        Its name.
+    extra
+        The extra of mpiml's own installation that brings it.
+    error
+        What importing it raised.
+    """
+
+    def __init__(self, module: str, library: str, extra: str, error: ImportError) -> None:
+        super().__init__(
+            f"{module}: expected {library} to be installed, got {error!r}. "
+            f"Run `{sys.executable} -m pip install 'mpiml[{extra}]'`."
+        )
 
 
 def family(cls: type) -> str | None:

@@ -23,6 +23,7 @@ from mpiml.references import Handle
 from mpiml.routing import Router, close_streams
 from mpiml.scope import Scope, enter, leave, owners
 from mpiml.target import Target
+from mpiml.teams import Teams
 from mpiml.waits import Wait
 
 __all__ = ["Runtime", "Settings"]
@@ -85,6 +86,7 @@ class Runtime:
         self._scopes: list[Scope] = [node.scope for node in self.nodes]
         self.router = Router(engine)
         self.router.servers = {node.vertex: node.server for node in self.nodes}
+        self.teams = Teams(self)
         for node in self.nodes:
             self.ending.members[node.vertex] = node
             if node.spec.index == 0 and node.spec.replicas > 1:
@@ -216,6 +218,7 @@ class Runtime:
         if self.on_left is not None:
             self.on_left(node)  # before the result, which the end waits for
         self.router.send_result(node.vertex, node.title, node.value)
+        self.teams.left(node)
         if not node.spec.daemon:
             self.ending.body(-1)
         if all(n.returned for n in self.nodes):
@@ -311,8 +314,7 @@ class Runtime:
         if self.survey is not None:
             self.survey.close()
         if ending.settle(comm, self._active, gave_up) is not None:
-            for node in self.nodes:
-                self._call_back(node)
+            self._call_back_all()
         streams = ending.settle(comm, self._active, gave_up) if not gave_up() else None
         if streams:
             for node in self.nodes:
@@ -320,6 +322,7 @@ class Runtime:
             streams = ending.settle(comm, self._active, gave_up)
         self.done = True
         for node in self.nodes:
+            node.leave()
             node.server.stop()
             node.loop.stop()
         if streams is not None and comm is not None:
@@ -331,6 +334,7 @@ class Runtime:
         if streams is not None:
             for thread in self._threads:
                 thread.join(1.0)
+            self.teams.close()
 
     def _tell_unseen(self) -> None:
         """Say which methods failed again and again; the first error has been logged."""
@@ -338,6 +342,20 @@ class Runtime:
             for about, count in self.engine.unseen_errors().items():
                 if count > 1:
                     self.engine.log(f"{about} failed {count} times and nobody looked")
+
+    def _call_back_all(self) -> None:
+        """Run the callbacks of all nodes, at the same time where they may reduce together."""
+        threads = []
+        for node in self.nodes:
+            if node.callbacks and self.teams.meets_here(node):
+                title = f"mpiml {node.title}"
+                threads.append(threading.Thread(None, self._call_back, title, (node,)))
+                threads[-1].daemon = True
+                threads[-1].start()
+            else:
+                self._call_back(node)
+        while any(t.is_alive() for t in threads) and not self.ending.abandoned:
+            self.ending.rest(0.001)
 
     def _call_back(self, node: HostedNode) -> None:
         scope = type(node.scope)(node)  # the node's own has halted; callbacks may still call

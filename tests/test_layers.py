@@ -80,6 +80,7 @@ FLOORS = {
         ["mpiml.session"],
         ["mpiml.launch", "mpiml.testing"],
     ],
+    "frameworks": [["mpiml.torch.store"], ["mpiml.torch.group"], ["mpiml.torch"]],
     "public": [["mpiml"]],
     "commands": [
         ["mpiml.mpiexec"],
