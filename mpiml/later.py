@@ -26,7 +26,6 @@ LATER: dict[str, tuple[str, str]] = {
     "ParameterServerNode": ("mpiml.ParameterServerNode", _SERVICES),
     "ReplayNode": ("mpiml.ReplayNode", _SERVICES),
     "Keep": ("mpiml.Keep", _SERVICES),
-    "optim": ("mpiml.optim", _SERVICES),
     "consistency": ("mpiml.consistency", _SERVICES),
     "Program.topic": ("Program.topic()", _SERVICES),
     "ExternalNode": ("mpiml.ExternalNode", _CLUSTER),
