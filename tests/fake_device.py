@@ -8,12 +8,17 @@ a buffer without having waited reads the old one, as on a real device.
 import ctypes
 import mmap
 import os
-import tempfile
-from pathlib import Path
+import secrets
+import threading
 
 import numpy as np
 
-__all__ = ["FakeArray", "FakeDevice", "FakeLane"]
+from mpiml._native import reduce
+from mpiml.collectives.device_arrays import Lent
+from mpiml.collectives.device_kernel import PACK, parts
+from mpiml.collectives.ops import DTYPES, OPS, numpy_dtype
+
+__all__ = ["FakeArray", "FakeDevice", "FakeLane", "FakeLibrary", "install", "memory_at"]
 
 
 def memory_at(pointer, nbytes):
@@ -62,3 +67,149 @@ class FakeLane:
 
     def mark(self):
         return FakeEvent(self, self.begun)
+
+
+class FakeArray(np.ndarray):
+    """An array that claims to lie on device `index`."""
+
+    index = 0
+
+
+class FakeSlab:
+    def __init__(self, nbytes):
+        self.nbytes = -(-nbytes // 4096) * 4096 or 4096
+        self.path = f"/dev/shm/fake-device-{os.getpid()}-{secrets.token_hex(8)}"
+        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        os.ftruncate(fd, self.nbytes)
+        self.memory = mmap.mmap(fd, self.nbytes)
+        os.close(fd)
+        self.pointer = np.frombuffer(self.memory, np.uint8).ctypes.data
+        memory_at(self.pointer, self.nbytes)[:] = 0xA5  # nobody may rely on zeros
+
+    def __del__(self):
+        os.unlink(self.path)
+
+    def array(self, offset, shape, dtype):
+        view = np.ndarray(shape, numpy_dtype(dtype), self.memory, offset).view(FakeArray)
+        view.keep = self
+        return view
+
+
+class FakeDevice:
+    """Does at once what a device does later; `fails` names methods that shall raise."""
+
+    def __init__(self, index=0, fails=()):
+        self.index = index
+        self.identity = f"fake {index}"
+        self.title = f"a fake device {index}"
+        self.fails = set(fails)
+        self.calls = []
+        self.maps = {}
+        self.pinned = []
+        self.lock = threading.Lock()
+
+    def _called(self, name):
+        self.calls.append(name)
+        if name in self.fails:
+            raise OSError(f"no {name} today")
+
+    def slab(self, nbytes, exported):
+        self._called("slab")
+        return FakeSlab(nbytes)
+
+    def handle(self, slab):
+        self._called("handle")
+        return slab.path.encode()
+
+    def map(self, handle):
+        self._called("map")
+        with self.lock:
+            if handle not in self.maps:
+                fd = os.open(handle.decode(), os.O_RDWR)
+                self.maps[handle] = mmap.mmap(fd, os.fstat(fd).st_size)
+                os.close(fd)
+            return np.frombuffer(self.maps[handle], np.uint8).ctypes.data
+
+    def reach(self, index):
+        self._called("reach")
+
+    def write(self, pointer, data):
+        self._called("write")
+        memory_at(pointer, len(data))[:] = np.frombuffer(data, np.uint8)
+
+    def read(self, pointer, nbytes):
+        self._called("read")
+        return memory_at(pointer, nbytes).tobytes()
+
+    def zero(self, pointer, nbytes):
+        memory_at(pointer, nbytes)[:] = 0
+
+    def copy(self, target, source, nbytes):
+        self._called("copy")
+        memory_at(target, nbytes)[:] = memory_at(source, nbytes)
+
+    def table(self, pointers):
+        return tuple(pointers)
+
+    def combine(self, members, dtype, op, span, to):
+        self._called("combine")
+        assert span[0] % PACK == span[1] % PACK == 0
+        kind, _ = parts(dtype, op)
+        low, nbytes = span[0], span[1] - span[0]
+        if nbytes:
+            every = [memory_at(at + low, nbytes) for at in members]
+            targets = every[to[0] : to[1]]
+            reduce(DTYPES[kind], OPS[op], every, targets, float(len(members)))
+
+    def settle(self):
+        self._called("settle")
+
+    def finish(self):
+        self._called("finish")
+
+    def lanes(self):
+        self._called("lanes")
+        return FakeLane(), FakeLane()
+
+    def pin(self, memory):
+        self.pinned.append(memory.nbytes)
+        return memory
+
+
+class FakeLibrary:
+    """What `mpiml.collectives.device_arrays` knows of a library, for `FakeArray`."""
+
+    def here(self, x):
+        return True
+
+    def index(self, x):
+        return x.index
+
+    def lend(self, x):
+        return self._lent(np.ascontiguousarray(x).view(FakeArray))
+
+    def empty(self, x):
+        return self._lent(np.empty(x.shape, x.dtype).view(FakeArray))
+
+    def target(self, x, where):
+        return self._lent(x)
+
+    def _lent(self, x):
+        return Lent(x.ctypes.data, x.nbytes, x, lambda: x)
+
+
+def install(monkeypatch):
+    """Let mpiml take every `FakeArray` for one of a library with devices."""
+    import mpiml.collectives.device_arrays as arrays
+
+    devices = {}
+    known = arrays.family
+    monkeypatch.setattr(
+        arrays, "family", lambda cls: "fake" if cls is FakeArray else known(cls)
+    )
+    monkeypatch.setitem(arrays._LIBRARIES, "fake", FakeLibrary())
+    monkeypatch.setattr(arrays, "_cupy", lambda: np)
+    monkeypatch.setattr(
+        arrays, "cuda_device", lambda index: devices.setdefault(index, FakeDevice(index))
+    )
+    return devices

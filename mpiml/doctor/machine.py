@@ -186,8 +186,13 @@ def check_slurm(config: Config, timeout: float) -> Check:
 
 
 def check_gpu(devices: Path, timeout: float) -> Check:
-    """Count the GPU device files and add a thousand numbers on one by CuPy."""
+    """Count the GPU device files and add a thousand numbers on one by CuPy.
+
+    Local: no MPI. Where there is no device file nothing is tried. State "ok" is what tests
+    ask for that need a device.
+    """
     cards = sorted(p.name for p in devices.glob("nvidia[0-9]*") if p.name[6:].isdigit())
+    cards += sorted(p.name for p in devices.glob("dxg"))  # the Windows Subsystem for Linux
     if not cards:
         return Check("gpu", "note", "no NVIDIA device")
     found, why = _python(GPU, timeout)

@@ -162,6 +162,51 @@ def _ulfm(comm: "MPI.Intracomm") -> dict[str, Any]:
     return {}
 
 
+def _gpu(comm: "MPI.Intracomm") -> dict[str, Any]:
+    """Hand device arrays to MPI: message, broadcast and sum, short and long. Collective."""
+    import cupy
+    from mpi4py import MPI
+
+    cupy.cuda.Device(comm.rank % cupy.cuda.runtime.getDeviceCount()).use()
+    other = 1 - comm.rank
+    for count in (1, 1_000, 1_000_000):  # short and long messages take different ways
+        mine = cupy.arange(count, dtype="float64") + comm.rank
+        theirs = cupy.zeros_like(mine)
+        cupy.cuda.get_current_stream().synchronize()
+        comm.Sendrecv(mine, other, recvbuf=theirs, source=other)
+        _same(theirs, cupy.arange(count) + other, f"message of {count}")
+        # Allreduce has been seen to work where Bcast did not.
+        comm.Bcast(theirs, 0)
+        _same(theirs, cupy.arange(count) + 1, f"broadcast of {count}")
+        comm.Allreduce(MPI.IN_PLACE, mine)
+        _same(mine, 2 * cupy.arange(count) + 1, f"sum of {count}")
+    return {}
+
+
+def _same(got: Any, expected: Any, what: str) -> None:
+    if not bool((got == expected).all()):
+        raise RuntimeError(f"{what}: other numbers arrived than were sent")
+
+
+def _gpu_map(comm: "MPI.Intracomm") -> dict[str, Any]:
+    """Map the other rank's device memory and read it. Collective."""
+    import cupy
+
+    from mpiml.collectives.device_cuda import cuda_device
+
+    device = cuda_device(comm.rank % cupy.cuda.runtime.getDeviceCount())
+    slab = device.slab(1 << 20, exported=True)
+    device.write(slab.pointer + 4096, f"rank {comm.rank}".encode())
+    handle, title = comm.allgather((device.handle(slab), device.title))[1 - comm.rank]
+    try:
+        read = device.read(device.map(handle) + 4096, 6).decode(errors="replace")
+    finally:
+        comm.Barrier()
+    if read != f"rank {1 - comm.rank}":
+        raise RuntimeError(f"the other rank's memory was expected, {read!r} was read")
+    return {"devices": sorted({title, device.title})}
+
+
 STEPS: dict[str, Callable[["MPI.Intracomm"], dict[str, Any]]] = {
     "library": _library,
     "threads": _threads,
@@ -170,6 +215,8 @@ STEPS: dict[str, Callable[["MPI.Intracomm"], dict[str, Any]]] = {
     "shared": _shared,
     "windows": _windows,
     "ulfm": _ulfm,
+    "gpu": _gpu,
+    "gpu_map": _gpu_map,
 }
 
 

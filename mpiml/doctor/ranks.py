@@ -7,15 +7,32 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from mpiml.collectives.device_direct import Direct
+from mpiml.config import inner_environ
 from mpiml.doctor.check import Check, Outcome, State, attempt
 from mpiml.doctor.probe import MARK, STEPS
 from mpiml.errors import UsageError
 from mpiml.mpiexec import Launcher, Mpi, find_mpiexec, in_container, launch_environ, library
 from mpiml.starter import sweep
 
-__all__ = ["check_launcher", "findings", "rank_checks", "read_probe"]
+__all__ = [
+    "ask_in_child",
+    "check_launcher",
+    "findings",
+    "gpu_findings",
+    "rank_checks",
+    "read_probe",
+    "starter",
+]
 
 _Step = dict[str, Any]
+
+ASK = """
+import json
+from mpi4py import MPI
+from mpiml.collectives.device_direct import ask_library
+print(json.dumps(ask_library()))
+"""
 
 #: step -> (title, state where it fails, cure)
 CURES: dict[str, tuple[str, State, str]] = {
@@ -55,10 +72,24 @@ CURES: dict[str, tuple[str, State, str]] = {
         "note",
         "A lost rank ends the program. Open MPI 5 survives one: `mpiexec --with-ft ulfm`.",
     ),
+    "gpu": (
+        "gpu and MPI",
+        "note",
+        "Device arrays do not go to MPI as they are: mpiml stages them through pinned memory.",
+    ),
+    "gpu_map": (
+        "gpu memory shared",
+        "note",
+        "Ranks of a host stage device arrays through pinned memory. Containers: one IPC and PID "
+        "namespace for the ranks of a host (--ipc=host --pid=host).",
+    ),
 }
 
+#: steps that need a device, or another way of starting
+APART = ("ulfm", "gpu", "gpu_map")
 
-def rank_checks(timeout: float) -> list[Check]:
+
+def rank_checks(timeout: float, gpu: bool = False) -> list[Check]:
     """Find launcher and library, and let two ranks try what mpiml relies on.
 
     Local: no MPI in this process, else the nested mpiexec would fail silently.
@@ -67,23 +98,44 @@ def rank_checks(timeout: float) -> list[Check]:
     ----------
     timeout
         Seconds that each start of mpiexec may take.
+    gpu
+        Whether there is a device that ranks can try.
     """
     checks, launcher = check_launcher(find_mpiexec, library)
     if launcher is None:
         return checks
-    root = os.geteuid() == 0
     try:
-        environ, _ = launch_environ(
-            launcher.mpi, os.environ, root=root, container=in_container(os.environ)
-        )
+        run = starter(launcher, timeout)
     except UsageError as error:
         return [*checks, Check("ranks", "fail", str(error), "Run as an ordinary user.")]
+    steps = read_probe([name for name in STEPS if name not in APART], run)
+    if steps["library"].get("ok"):
+        steps |= read_probe(["ulfm"], run)
+    found = findings(steps, launcher, os.cpu_count() or 1)
+    if gpu and steps["library"].get("ok"):
+        found += gpu_findings(ask_in_child(timeout), lambda name: read_probe([name], run)[name])
+    return [*checks, *found]
+
+
+def starter(launcher: Launcher, timeout: float) -> Callable[[list[str]], Outcome]:
+    """Return what lets two ranks try the named steps.
+
+    Local: no MPI in this process.
+
+    Raises
+    ------
+    UsageError
+        This MPI would refuse the user.
+    """
+    root = os.geteuid() == 0
+    environ, _ = launch_environ(
+        launcher.mpi, os.environ, root=root, container=in_container(os.environ)
+    )
     # The package may lie beside the current folder only, as in a checkout.
     here = str(Path(__file__).resolve().parents[2])
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, environ.get("PYTHONPATH")]))
-
-    five = launcher.mpi.kind == "openmpi" and launcher.mpi.version[:1] >= (5,)
     environ["MPIML_LAUNCHER_PID"] = str(os.getpid())  # by which `sweep` finds what hangs
+    five = launcher.mpi.kind == "openmpi" and launcher.mpi.version[:1] >= (5,)
 
     def run(names: list[str]) -> Outcome:
         ft = ["--with-ft", "ulfm"] if "ulfm" in names and five else []
@@ -92,11 +144,7 @@ def rank_checks(timeout: float) -> list[Check]:
         sweep(os.getpid())
         return outcome
 
-    first = [name for name in STEPS if name != "ulfm"]
-    steps = read_probe(first, run)
-    if steps["library"].get("ok"):
-        steps |= read_probe(["ulfm"], run)
-    return [*checks, *findings(steps, launcher, os.cpu_count() or 1)]
+    return run
 
 
 def check_launcher(
@@ -174,6 +222,49 @@ def findings(steps: dict[str, _Step], launcher: Launcher, cores: int) -> list[Ch
     return checks
 
 
+def ask_in_child(timeout: float) -> Direct:
+    """Ask the MPI library, in a child process, whether it takes device memory.
+
+    Local: this process loads no MPI.
+    """
+    outcome = attempt([sys.executable, "-c", ASK], timeout, inner_environ())
+    try:
+        allowed, why = json.loads(outcome.stdout.splitlines()[-1])
+    except (ValueError, IndexError):
+        return Direct(False, f"the MPI library cannot be asked: {outcome.why()}")
+    return Direct(bool(allowed), str(why))
+
+
+def gpu_findings(asked: Direct, step: Callable[[str], _Step]) -> list[Check]:
+    """Say how device arrays travel: what the library says, then what two ranks saw.
+
+    Local: nothing but what `step` does.
+
+    Parameters
+    ----------
+    asked
+        The library's answer. Where it is no, MPI is not given a device array: it may crash.
+    step
+        Lets two ranks try a step.
+    """
+    title, state, cure = CURES["gpu"]
+    if not asked.allowed:
+        checks = [Check(title, state, asked.why, cure)]
+    else:
+        tried = step("gpu")
+        found = f"{asked.why}; {_describe('gpu', tried) if tried['ok'] else tried['error']}"
+        checks = [Check(title, "ok", found)]
+        if not tried["ok"]:
+            checks = [
+                Check(title, "warn", found, f"{cure} MPIML_GPU_DIRECT=off saves the trial.")
+            ]
+    title, state, cure = CURES["gpu_map"]
+    tried = step("gpu_map")
+    if tried["ok"]:
+        return [*checks, Check(title, "ok", _describe("gpu_map", tried))]
+    return [*checks, Check(title, state, tried["error"], cure)]
+
+
 def _ranks(step: _Step, launcher: Launcher, cores: int) -> list[Check]:
     if step["ranks"] != 2:
         return [
@@ -208,4 +299,6 @@ def _describe(name: str, step: _Step) -> str:
         "dup": "1000 duplicated and freed",
         "matched_probe": "0 to 4 000 000 bytes",
         "ulfm": "Revoke works (--with-ft ulfm)",
+        "gpu": "two ranks exchanged device arrays",
+        "gpu_map": f"two processes read each other's, {' and '.join(step.get('devices', []))}",
     }[name]

@@ -57,7 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     from mpiml.doctor.machine import machine_checks
     from mpiml.doctor.ranks import rank_checks
 
-    checks = [*machine_checks(options.timeout), *rank_checks(options.timeout)]
+    checks = machine_checks(options.timeout)
+    gpu = any(check.name == "gpu" and check.state == "ok" for check in checks)
+    checks += rank_checks(options.timeout, gpu)
     status = int(any(check.state == "fail" for check in checks))
     if options.json:
         found = {"status": status, "checks": [check._asdict() for check in checks]}
