@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 from mpiml.later import refuse_attribute
 
 if TYPE_CHECKING:
+    from mpiml.collectives.allreducing import allreduce
     from mpiml.collectives.bucket import Bucket
 
-__all__ = ["Bucket"]
+__all__ = ["Bucket", "allreduce"]
 
-_HOME = {"Bucket": "bucket"}
+_HOME = {"Bucket": "bucket", "allreduce": "allreducing"}
 
 
 def __getattr__(name: str) -> Any:

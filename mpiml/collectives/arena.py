@@ -144,7 +144,8 @@ def _open(path: str, total: int, own: tuple[int, int]) -> tuple[mmap.mmap | None
         fd = os.open(path, flags, 0o600)
         try:
             os.ftruncate(fd, total)
-            os.posix_fallocate(fd, own[0], own[1] - own[0])
+            if own[1] > own[0]:
+                os.posix_fallocate(fd, own[0], own[1] - own[0])
             found = os.fstat(fd)
             memory = mmap.mmap(fd, total)
         finally:

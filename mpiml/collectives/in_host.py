@@ -96,6 +96,11 @@ class InHost:
         """Meet."""
         self.run(self._plan(("barrier", None), lambda p: p.sync()), label)
 
+    def refuse(self, label: Label) -> None:
+        """Come to an operation that this member cannot do: the others hear of it, and end."""
+        if self._check:  # else nobody looks at what others do, and they would be out of step
+            self.run(self._plan(("refuse", None), lambda p: p.sync()), label)
+
     # -- their steps ---------------------------------------------------------------------------
 
     def _plan(self, key: tuple[str, Any], write: Callable[[Plan], None]) -> Plan:

@@ -18,6 +18,7 @@ __all__ = [
     "Region",
     "Regions",
     "first_difference",
+    "itemsize_of",
     "members",
     "specs_of",
     "stripe",
@@ -53,7 +54,7 @@ class Region(NamedTuple):
     @property
     def itemsize(self) -> int:
         """Bytes of an element."""
-        return _itemsize(self.dtype_name)
+        return itemsize_of(self.dtype_name)
 
     @property
     def nbytes(self) -> int:
@@ -81,7 +82,7 @@ class Regions:
         regions: list[Region] = []
         end = 0
         for name, numbers in groups.items():
-            start, size = end, _itemsize(name)
+            start, size = end, itemsize_of(name)
             for number in numbers:
                 offsets[number] = end
                 end += _whole_lines(math.prod(self.leaves[number].shape) * size)
@@ -194,7 +195,8 @@ def members(numbers: Sequence[int]) -> str:
     return f"{'member' if len(numbers) == 1 else 'members'} {text}"
 
 
-def _itemsize(name: str) -> int:
+def itemsize_of(name: str) -> int:
+    """Return the bytes of an element."""
     return _BYTES.get(name) or np.dtype(name).itemsize
 
 

@@ -150,6 +150,8 @@ class Team:
         self.local = tuple(i for i in range(self.size) if hosts[i] == hosts[index])
         self.housemates = tuple(i for i in range(self.size) if ranks[i] == self.rank)
         self.worker = Worker()
+        self.loose: Any = None  # what reduces arrays outside of buckets
+        self.calls: dict[Any, Any] = {}  # what has been prepared for calls that come again
         self._numbers = itertools.count()
         self._closing: list[Callable[[], None]] = []
 

@@ -163,8 +163,8 @@ private:
         case Step::Kind::pull:
             std::memcpy(own() + s.at, segments_[static_cast<std::size_t>(s.where)] + s.at, s.count);
             break;
-        case Step::Kind::pull_shared:
-            std::memcpy(own() + s.at, shared() + s.at, s.count);
+        case Step::Kind::fetch:
+            std::memcpy(within(out_, out_bytes_, s.at, s.count), shared() + s.box, s.count);
             break;
         case Step::Kind::post: {
             const std::byte *source = s.external ? within(in_, in_bytes_, s.at, s.count) : own() + s.at;
@@ -274,11 +274,11 @@ void bind_plan(nb::module_ &m) {
                  add(p, {Step::Kind::pull, Dtype::u8, Op::sum, 1.0, at, 0, nbytes, member});
              },
              "member"_a, "at"_a, "nbytes"_a, "Copy from a member's segment to the own one.")
-        .def("pull_shared",
-             [](Plan &p, std::size_t at, std::size_t nbytes) {
-                 add(p, {Step::Kind::pull_shared, Dtype::u8, Op::sum, 1.0, at, 0, nbytes});
+        .def("fetch",
+             [](Plan &p, std::size_t shared, std::size_t at, std::size_t nbytes) {
+                 add(p, {Step::Kind::fetch, Dtype::u8, Op::sum, 1.0, at, shared, nbytes});
              },
-             "at"_a, "nbytes"_a, "Copy from the shared result to the own segment.")
+             "shared"_a, "at"_a, "nbytes"_a, "Copy from the shared result to `output`.")
         .def("post",
              [](Plan &p, std::size_t at, std::size_t nbytes, std::size_t box, bool external,
                 bool in_slot) {

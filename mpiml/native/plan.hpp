@@ -17,7 +17,7 @@ namespace mpiml {
 enum Where : int { kAll = -1, kOwn = -2, kShared = -3, kOut = -4 };
 
 struct Step {
-    enum class Kind { sync, reduce, pull, pull_shared, post, reduce_posted, gather } kind;
+    enum class Kind { sync, reduce, pull, fetch, post, reduce_posted, gather } kind;
     Dtype dtype = Dtype::f32;
     Op op = Op::sum;
     double divisor = 1.0;

@@ -1,0 +1,261 @@
+"""`allreduce` of arrays and trees of arrays, wherever they lie."""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpiml import arrays
+from mpiml.collectives.fusion import messages
+from mpiml.collectives.labels import Label
+from mpiml.collectives.loose import loose_of
+from mpiml.collectives.members import team_of
+from mpiml.collectives.ops import dtype_name, numpy_dtype, op_code, op_name
+from mpiml.collectives.regions import Leaf, specs_of
+from mpiml.collectives.team import Team
+from mpiml.collectives.trees import flatten, unflatten
+from mpiml.errors import UsageError
+from mpiml.libraries import family
+
+__all__ = ["allreduce"]
+
+_CALLS = 256  # prepared calls that a team keeps
+
+
+class _Call(NamedTuple):
+    """What is the same each time a call comes again with such an array."""
+
+    label: Label
+    op: str
+    dtype: str
+
+
+def allreduce(
+    x: Any,
+    op: Any = "sum",
+    comm: Any = None,
+    compress: Any = None,
+    out: Any = None,
+    name: str | None = None,
+) -> Any:
+    """Combine the arrays of all members; return the result to all.
+
+    Collective over the members. Elements are combined by one rule, in the order of the
+    members, so all get the same bits, whenever they come. Arrays in a `Bucket` need no copy
+    and are faster.
+
+    Parameters
+    ----------
+    x : array or tree of arrays
+        NumPy, CuPy, torch or JAX arrays of any shape; the same shapes and dtypes on every
+        member.
+    op : {"sum", "mean", "min", "max", "prod"} or mpi4py.MPI.Op
+        float16 and bfloat16 are combined in float32 and rounded once; integers wrap; NaN
+        wins in min and max.
+    comm : mpi4py.MPI.Intracomm, optional
+        Whose ranks are the members; None: the replicas of the role of this node.
+    compress : codec, optional
+        See `mpiml.collectives.compression`; for "sum" and "mean".
+    out : array or tree of arrays, optional
+        Where the result goes: arrays like those of `x`, or `x` itself. New ones by default.
+    name : str, optional
+        Compared among the members, and shown in messages; without it the line of the call is
+        shown, and not compared.
+
+    Returns
+    -------
+    array or tree of arrays
+        Like `x`, of the same libraries; `out` where that was given.
+
+    Raises
+    ------
+    UsageError
+        Members differ in operation, name, shapes or dtypes; a leaf is no array of numbers.
+        On all members.
+    """
+    team = team_of(comm, "allreduce")
+    if type(x) is np.ndarray and compress is None and (out is None or type(out) is np.ndarray):
+        return _one(team, x, op, out, name)
+    return _tree(team, x, op, compress, out, name)
+
+
+def _one(team: Team, x: Any, op: Any, out: Any, name: str | None) -> Any:
+    """Reduce one NumPy array; what can be known from an earlier call is not done again."""
+    key = (x.dtype, x.shape, op, name)
+    call: _Call | None = team.calls.get(key)
+    if call is None:
+        call = _guarded(team, name, lambda: _prepare(team, key, x, op, name))
+    source = x if x.flags.c_contiguous else np.asarray(x, order="C")
+    result = source if out is x and source is not x else out
+    if out is None:
+        result = np.empty(x.shape, x.dtype)
+    elif out is not x:
+        result = _guarded(team, name, lambda: _target(x, out, ""))
+    loose = loose_of(team, call.label)
+    team.run(lambda: loose.reduce(source, result, call.dtype, call.op, call.label), call.label)
+    if out is not None and result is not out:
+        np.copyto(out, result)
+        return out
+    return result
+
+
+def _prepare(team: Team, key: Any, x: Any, op: Any, name: str | None) -> _Call:
+    flatten(x, "allreduce")  # checks it
+    known = op_name(op, "allreduce")
+    leaf = Leaf("", x.shape, dtype_name(x))
+    op_code(known, leaf.dtype_name, "allreduce")
+    call = _Call(Label("allreduce", known, name, None, leaf.text()), known, leaf.dtype_name)
+    if len(team.calls) >= _CALLS:
+        team.calls.clear()
+    team.calls[key] = call
+    return call
+
+
+def _guarded(team: Team, name: str | None, work: Callable[[], Any]) -> Any:
+    """Do this member's part; where it cannot, let the others hear of it, and raise."""
+    try:
+        return work()
+    except UsageError as error:
+        label = Label(f"allreduce, refused: {error}", name=name)
+        loose = loose_of(team, label)
+        with suppress(UsageError):  # the others', who had no such error; it tells of this one
+            team.run(lambda: loose.refuse(label), label)
+        raise error from None
+
+
+def _target(x: Any, out: Any, path: str) -> Any:
+    """Return memory for the result of a NumPy array: `out`, or a stand-in of its shape."""
+    if not isinstance(out, np.ndarray):
+        raise UsageError(f"allreduce: out{path}: expected an array like x, got {type(out)!r}")
+    if out.shape != x.shape or out.dtype != x.dtype or not out.flags.writeable:
+        raise UsageError(
+            f"allreduce: out{path}: expected a writable array of shape {x.shape} and dtype "
+            f"{x.dtype}, got shape {out.shape}, dtype {out.dtype}"
+            f"{'' if out.flags.writeable else ', read-only'}"
+        )
+    return out if out.flags.c_contiguous else np.empty(x.shape, x.dtype)
+
+
+# -- trees -----------------------------------------------------------------------------------------
+
+
+class _Leaves(NamedTuple):
+    """A tree, taken apart and on this host."""
+
+    host: list[Any]  # NumPy arrays in C order
+    treedef: Any
+    specs: list[Leaf]
+    restore: list[Callable[[Any], Any]]  # of a NumPy array to an array of the leaf's library
+    outs: list[Any] | None
+
+
+def _tree(team: Team, x: Any, op: Any, compress: Any, out: Any, name: str | None) -> Any:
+    known, leaves, label = _guarded(team, name, lambda: _take_apart(x, op, out, name))
+    loose = loose_of(team, label)
+    results: list[Any] = [None] * len(leaves.host)
+
+    def work() -> None:
+        groups = messages(
+            [spec.dtype_name for spec in leaves.specs], [h.nbytes for h in leaves.host]
+        )
+        for group in groups:
+            dtype = leaves.specs[group[0]].dtype_name
+            _message(loose, group, leaves.host, results, dtype, known, label)
+
+    team.run(work, label)
+    if leaves.outs is not None:
+        for target, result in zip(leaves.outs, results, strict=True):
+            np.copyto(target, result)
+        return out
+    made = [back(result) for back, result in zip(leaves.restore, results, strict=True)]
+    return unflatten(leaves.treedef, made)
+
+
+def _take_apart(x: Any, op: Any, out: Any, name: str | None) -> tuple[str, _Leaves, Label]:
+    known = op_name(op, "allreduce")
+    found, treedef, paths = flatten(x, "allreduce")
+    specs = specs_of(found, paths)
+    for spec in specs:
+        op_code(
+            known, spec.dtype_name, f"allreduce: leaf {spec.path}" if spec.path else "allreduce"
+        )
+    host, restore = [], []
+    for leaf, spec in zip(found, specs, strict=True):
+        array, back = _to_numpy(leaf, spec)
+        host.append(array)
+        restore.append(back)
+    outs = None if out is None else _outs(out, found, host, specs, treedef)
+    label = Label("allreduce", known, name, None, "\n".join([s.text() for s in specs]))
+    return known, _Leaves(host, treedef, specs, restore, outs), label
+
+
+def _to_numpy(leaf: Any, spec: Leaf) -> tuple[Any, Callable[[Any], Any]]:
+    """Return a leaf as a NumPy array in C order, and what makes such an array a leaf."""
+    kind = family(type(leaf))
+    if kind is None:
+        array = np.asarray(leaf, order="C")
+        if isinstance(leaf, np.ndarray):
+            return array, lambda result: result
+        return array, lambda result: result[()]  # a NumPy scalar
+    exported = arrays.to_host(leaf)
+    if exported is None:
+        raise UsageError(f"allreduce: leaf {spec.path}: expected a dense array, got {leaf!r}")
+    host, more, _ = exported
+    dtype = numpy_dtype(spec.dtype_name)
+    array = np.asarray(host, order="C").reshape(-1).view(np.uint8).view(dtype)
+    known: str = kind
+
+    def back(result: Any) -> Any:
+        plain = result.reshape(-1).view(np.uint8) if known == "torch" else result
+        return arrays.restore(known, plain, more)
+
+    return array.reshape(spec.shape), back
+
+
+def _outs(
+    out: Any, found: Sequence[Any], host: Sequence[Any], specs: Sequence[Leaf], treedef: Any
+) -> list[Any]:
+    """Return the arrays of `out` as NumPy arrays that share its memory, checked."""
+    targets, structure, _ = flatten(out, "allreduce: out")
+    if structure != treedef:
+        raise UsageError(f"allreduce: out: expected a tree like x, {treedef}, got {structure}")
+    views = []
+    for target, array, spec in zip(targets, host, specs, strict=True):
+        view = target
+        if family(type(target)) == "torch" and target.device.type == "cpu":
+            flat = target.detach()
+            if not flat.is_contiguous():
+                raise UsageError(
+                    f"allreduce: out{spec.path}: expected a contiguous tensor, got strides "
+                    f"{tuple(target.stride())}"
+                )
+            raw = flat.reshape(-1).view(arrays.namespace(target).uint8).numpy()
+            view = raw.view(array.dtype).reshape(spec.shape)
+        _target(array, view, spec.path)
+        views.append(view)
+    return views
+
+
+def _message(
+    loose: Any,
+    group: Sequence[int],
+    host: Sequence[Any],
+    results: list[Any],
+    dtype: str,
+    op: str,
+    label: Label,
+) -> None:
+    """Reduce the arrays of one message; several are copied together before."""
+    if len(group) == 1:
+        (number,) = group
+        results[number] = np.empty(host[number].shape, host[number].dtype)
+        loose.reduce(host[number], results[number], dtype, op, label)
+        return
+    together = np.concatenate([host[number].reshape(-1) for number in group])
+    loose.reduce(together, together, dtype, op, label)
+    at = 0
+    for number in group:
+        size = host[number].size
+        results[number] = together[at : at + size].reshape(host[number].shape)
+        at += size

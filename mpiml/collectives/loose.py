@@ -1,0 +1,61 @@
+"""Arrays of a team that lie in no bucket: the way they take, and the memory it needs."""
+
+from typing import Any
+
+from mpiml.collectives.arena import make_arena
+from mpiml.collectives.labels import Label
+from mpiml.collectives.staged import CHUNK, Staged
+from mpiml.collectives.team import Team
+from mpiml.errors import SharedMemoryError
+
+__all__ = ["Loose", "loose_of"]
+
+
+class Loose:
+    """Reduces arrays wherever they lie. Collective over the members: every method.
+
+    Parameters
+    ----------
+    team : Team
+        The members.
+    label : Label
+        What it is first needed for.
+    """
+
+    def __init__(self, team: Team, label: Label) -> None:
+        self.team = team
+        arena = make_arena(team, 0, label, CHUNK, 2 * CHUNK)
+        if isinstance(arena, SharedMemoryError):
+            raise arena
+        self._staged: Any = Staged(team, arena)
+        team.closes(self._staged.close)
+
+    def reduce(self, source: Any, out: Any, dtype: str, op: str, label: Label) -> None:
+        """Combine an array of all members into `out`, which may be `source`.
+
+        Parameters
+        ----------
+        source, out : buffer
+            C-contiguous memory of `dtype`, of the same length on every member.
+        dtype, op : str
+            As `mpiml.collectives.ops` names them.
+        label : Label
+            What is compared.
+        """
+        self._staged.allreduce(source, out, dtype, op, label)
+
+    def refuse(self, label: Label) -> None:
+        """Take part in an operation that this member cannot do, so that all hear of it."""
+        self._staged.refuse(label)
+
+    def way(self, nbytes: int) -> str:
+        """Say how arrays of so many bytes are reduced."""
+        return str(self._staged.way)
+
+
+def loose_of(team: Team, label: Label) -> Loose:
+    """Return what reduces a team's loose arrays; made once. Collective over the team then."""
+    if team.loose is None:
+        team.loose = Loose(team, label)
+    loose: Loose = team.loose
+    return loose

@@ -1,0 +1,96 @@
+"""Arrays outside of the arena, reduced through mailboxes in it.
+
+An array passes in chunks that stay in the caches: every member copies its chunk to its mailbox,
+meets the others, and combines what all have posted straight into its result. There are two
+mailboxes for each, used in turn, so one meeting per chunk is enough. Where members are many,
+each combines a part of the chunk only, and fetches the others' parts after a second meeting.
+"""
+
+from typing import Any
+
+from mpiml._native import GANG_INLINE, Plan
+from mpiml.collectives.arena import Arena
+from mpiml.collectives.in_host import OUT, SHARED, InHost
+from mpiml.collectives.labels import Label
+from mpiml.collectives.ops import DTYPES, op_code
+from mpiml.collectives.regions import Regions, itemsize_of, stripe
+from mpiml.collectives.team import Team
+
+__all__ = ["CHUNK", "Staged"]
+
+CHUNK = 256 << 10  #: bytes of a mailbox
+FEW = 4  # members up to which each combines whole chunks
+_PLANS = 64  # kept for operations that come again
+
+
+class Staged:
+    """Reduces plain memory of one member. Collective over the members of the host.
+
+    Parameters
+    ----------
+    team : Team
+        The members.
+    arena : Arena
+        With mailboxes of `CHUNK` bytes, and a shared result of two chunks.
+    """
+
+    way = "copied through shared memory"
+
+    def __init__(self, team: Team, arena: Arena) -> None:
+        self._host = InHost(team, arena, Regions(()), shared=False, check=True)
+        self._members = len(team.local)
+        self._place = team.local.index(team.index)
+        self._size = team.size
+        self._plans: dict[tuple[str, int, str], Plan] = {}
+
+    def allreduce(self, source: Any, out: Any, dtype: str, op: str, label: Label) -> None:
+        """Combine the arrays of all members.
+
+        Parameters
+        ----------
+        source, out : buffer
+            C-contiguous memory of `dtype`, of the same length on every member; may be one.
+        dtype, op : str
+            As `mpiml.collectives.ops` names them.
+        label : Label
+            What is compared.
+        """
+        nbytes = source.nbytes
+        plan = self._plans.get((dtype, nbytes, op))
+        if plan is None:
+            if len(self._plans) >= _PLANS:
+                self._plans.pop(next(iter(self._plans)))
+            plan = self._plan(dtype, nbytes, op_code(op, dtype, "allreduce"))
+            self._plans[dtype, nbytes, op] = plan
+        self._host.run(plan, label, source, out)
+
+    def refuse(self, label: Label) -> None:
+        """Come to an operation that this member cannot do."""
+        self._host.refuse(label)
+
+    def _plan(self, dtype: str, nbytes: int, op: int) -> Plan:
+        plan = Plan()
+        code, size = DTYPES[dtype], itemsize_of(dtype)
+        in_slot = nbytes <= GANG_INLINE
+        for number, at in enumerate(range(0, max(nbytes, 1), CHUNK)):
+            length = min(CHUNK, nbytes - at)
+            count = length // size
+            plan.post(at, length, 0, external=True, in_slot=in_slot)
+            plan.sync()
+            if self._members <= FEW or in_slot:
+                plan.reduce_posted(code, op, self._size, 0, at, count, OUT, in_slot=in_slot)
+                continue
+            shared = number % 2 * CHUNK
+            low, high = stripe(count, size, self._place, self._members)
+            if high > low:
+                begin = low * size
+                plan.reduce_posted(
+                    code, op, self._size, begin, shared + begin, high - low, SHARED
+                )
+            plan.sync()
+            plan.fetch(shared, at, length)
+        return plan
+
+    def close(self) -> None:
+        """Tell the others that this member will not come again. Local."""
+        self._host.close()
