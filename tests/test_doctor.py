@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from mpiml.collectives.device_direct import Direct
 from mpiml.config import Config
-from mpiml.doctor import main
+from mpiml.doctor import direct, main, ranks
 from mpiml.doctor.check import Check, Outcome, attempt
 from mpiml.doctor.machine import (
     check_container,
@@ -20,7 +21,7 @@ from mpiml.doctor.machine import (
     check_slurm,
 )
 from mpiml.doctor.probe import MARK, STEPS
-from mpiml.doctor.ranks import CURES, check_launcher, findings, read_probe
+from mpiml.doctor.ranks import CURES, check_launcher, findings, gpu_findings, read_probe
 from mpiml.doctor.report import render
 from mpiml.errors import UsageError
 from mpiml.hosts import Facts
@@ -165,6 +166,10 @@ def test_slurm_is_asked_for_its_pmi(tmp_path, monkeypatch):
 def test_a_machine_without_a_gpu(tmp_path):
     (tmp_path / "nvidiactl").touch()
     assert check_gpu(tmp_path, 1.0).state == "note"
+    (tmp_path / "nvidia0").touch()
+    card_only = check_gpu(tmp_path, 30.0)  # no driver behind it, perhaps no CuPy
+    assert card_only.state in ("warn", "ok")
+    assert card_only.found.startswith("1 ")
 
 
 def test_a_child_that_hangs_is_ended_with_all_of_its_session():
@@ -230,3 +235,49 @@ def test_two_real_ranks():
         "cores",
         "shared memory",
     } <= checks.keys()
+
+
+def test_device_arrays_are_tried_only_where_the_library_says_yes():
+    tried = []
+
+    def step(name):
+        tried.append(name)
+        return {"ok": name == "gpu_map", "error": "Segmentation fault", "devices": ["H"]}
+
+    checks = gpu_findings(Direct(False, "libmpi says no"), step)
+    assert tried == ["gpu_map"]
+    assert states(checks) == {"gpu and MPI": "note", "gpu memory shared": "ok"}
+    assert checks[0].found == "libmpi says no"
+    checks = gpu_findings(Direct(True, "libmpi says yes"), step)
+    assert checks[0].state == "warn"
+    assert checks[0].found == "libmpi says yes; Segmentation fault"
+    assert "MPIML_GPU_DIRECT=off" in checks[0].cure
+    good = gpu_findings(Direct(True, "libmpi says yes"), lambda name: {"ok": True})
+    assert states(good) == {"gpu and MPI": "ok", "gpu memory shared": "ok"}
+
+
+def test_a_library_that_cannot_be_asked_is_not_given_device_arrays(monkeypatch):
+    monkeypatch.setattr(ranks, "ASK", "import sys; sys.exit('no MPI here')")
+    assert ranks.ask_in_child(30.0) == Direct(
+        False, "the MPI library cannot be asked: no MPI here"
+    )
+
+
+def test_a_trial_whose_ranks_crash_is_a_no(monkeypatch):
+    monkeypatch.setattr(direct, "check_launcher", lambda find, loaded: ([], LAUNCHER))
+    crash = Outcome(139, said({"step": "gpu"}), "Segmentation fault\n")
+    monkeypatch.setattr(direct, "starter", lambda launcher, timeout: lambda names: crash)
+    assert direct.try_ranks(1.0) == (False, "the trial exchange failed: Segmentation fault")
+    none = [Check("launcher", "fail", "none here", "mend it")]
+    monkeypatch.setattr(direct, "check_launcher", lambda find, loaded: (none, None))
+    assert direct.try_ranks(1.0) == (False, "no trial exchange: none here")
+
+
+@pytest.mark.slow
+def test_a_trial_without_a_device_is_a_no_and_no_crash(mpi_launcher):
+    command = [sys.executable, "-m", "mpiml.doctor.direct", "40"]
+    done = attempt(command, 90.0)
+    found = json.loads(done.stdout.splitlines()[-1])
+    if not found["allowed"]:  # here: no CuPy, no device, or an MPI that takes none
+        assert found["why"].startswith("the trial exchange failed: ")
+    assert done.status == 0

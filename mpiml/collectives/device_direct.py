@@ -50,7 +50,7 @@ def loaded_libraries(maps: Iterable[str] | None = None) -> list[str]:
             maps = file.readlines()
     found: dict[str, None] = {}
     for line in maps:
-        path = line.rstrip("\n")[73:].strip() or line.split()[-1]
+        path = "".join(line.split(maxsplit=5)[5:]).rstrip("\n")
         name = path.rpartition("/")[2]
         if name.startswith(("libmpi.so", "libmpich.so", "libmpi_cray.so")):
             found[path] = None
