@@ -19,6 +19,7 @@ __all__ = ["NAMES", "bench", "main", "parse"]
 NAMES = {
     "rpc": "calls: small, in flight, to a service that computes, from many clients",
     "arrays": "results and arguments of 1 KiB to 16 MiB",
+    "allreduce": "sums of 8 B to 256 MiB over the ranks of a host, and over two hosts",
     "startup": "the import, the memory of a rank, many ranks on few cores",
     "idle": "what an idle service costs, and how soon it answers",
 }
@@ -89,7 +90,7 @@ def bench(options: Options) -> Report:
 
 def parse(argv: Sequence[str]) -> Options:
     """Read the command line. Local: a pure function, but for what argparse prints."""
-    names = "\n".join(f"  {name:<8} {what}" for name, what in NAMES.items())
+    names = "\n".join(f"  {name:<9} {what}" for name, what in NAMES.items())
     parser = argparse.ArgumentParser(
         prog="mpiml bench",
         description="Measure mpiml on this machine, with raw mpi4py beside it in the same run.\n\n"
@@ -99,7 +100,10 @@ def parse(argv: Sequence[str]) -> Options:
     )
     parser.add_argument("name", choices=NAMES, metavar="NAME", help=" | ".join(NAMES))
     parser.add_argument(
-        "--ranks", type=_count, metavar="N", help="ranks of the large run (rpc 8, startup 64)"
+        "--ranks",
+        type=_count,
+        metavar="N",
+        help="ranks of the large run (rpc 8, startup 64, allreduce 2)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument(

@@ -34,6 +34,7 @@ UNITS = {
     "%": 100.0,
     "MiB": 1 / (1 << 20),
     "/s": 1.0,
+    "GB/s": 1e-9,
     "calls": 1.0,
 }
 TITLES = ("what", "value", "quartiles", "x raw", "goal", "reached")

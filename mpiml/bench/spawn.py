@@ -88,17 +88,35 @@ class Ranks:
         self.library = ""
         self.load_before = os.getloadavg()[0]
 
-    def run(self, n: int, argv: Sequence[str]) -> Outcome:
+    def run(
+        self,
+        n: int,
+        argv: Sequence[str],
+        *,
+        before: Sequence[str] = (),
+        options: Sequence[str] = (),
+        environ: Mapping[str, str] | None = None,
+    ) -> Outcome:
         """Start `n` ranks of ``python ARGV`` and wait for them.
+
+        Parameters
+        ----------
+        n, argv
+            How many, and of what.
+        before, options
+            What stands before ``mpiexec`` and directly behind it.
+        environ
+            What is set besides.
 
         Raises
         ------
         BenchError
             They ended with another status than 0, or not in time.
         """
-        command = [str(self.launcher.path), "-n", str(n), sys.executable, *argv]
+        command = [*before, str(self.launcher.path), *options, "-n", str(n)]
+        command += [sys.executable, *argv]
         try:
-            outcome = attempt(command, self.timeout, self.environ)
+            outcome = attempt(command, self.timeout, self.environ | dict(environ or {}))
         finally:  # also when this process is interrupted: mpiexec has a session of its own
             sweep(os.getpid())
         if outcome.status != 0:
@@ -109,11 +127,16 @@ class Ranks:
             )
         return outcome
 
-    def scenario(self, where: str, n: int, plan: Mapping[str, Any]) -> dict[str, Any]:
-        """Run ``module:function`` of this package on `n` ranks; return what rank 0 found."""
+    def scenario(
+        self, where: str, n: int, plan: Mapping[str, Any], **how: Any
+    ) -> dict[str, Any]:
+        """Run ``module:function`` of this package on `n` ranks; return what rank 0 found.
+
+        `how` are keywords of `run`.
+        """
         with tempfile.TemporaryDirectory(prefix="mpiml-bench-") as folder:
             out = Path(folder) / "found.json"
-            self.run(n, ["-m", "mpiml.bench._worker", where, json.dumps(plan), str(out)])
+            self.run(n, ["-m", "mpiml.bench._worker", where, json.dumps(plan), str(out)], **how)
             found: dict[str, Any] = json.loads(out.read_text())
         self.library = found.pop("library")
         return found
@@ -176,5 +199,5 @@ def only_two(options: Options) -> None:
     if options.ranks not in (None, 2):
         raise UsageError(
             f"--ranks {options.ranks}: {options.name} measures two ranks. Leave --ranks out; "
-            "rpc and startup take it."
+            "rpc, startup and allreduce take it."
         )

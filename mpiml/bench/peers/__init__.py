@@ -8,7 +8,7 @@ dependencies; one that is not installed is said to be so.
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +27,15 @@ PLANS = {
     False: {"calls": 1000, "warm": 100, "flights": 2000, "deep": 64, "repeats": 20},
     True: {"calls": 20, "warm": 5, "flights": 100, "deep": 64, "repeats": 2},
 }
+#: Of allreduce: bytes and repetitions of each size, in ``rounds`` blocks.
+SIZES = {
+    "4KiB": (4 << 10, 50), "64KiB": (64 << 10, 40), "1MiB": (1 << 20, 20),
+    "16MiB": (16 << 20, 8), "64MiB": (64 << 20, 4),
+}  # fmt: skip
+ALLREDUCE_PLANS = {
+    False: {"sizes": SIZES, "rounds": 6, "warm": 3},
+    True: {"sizes": {key: (n, 1) for key, (n, _) in SIZES.items()}, "rounds": 1, "warm": 1},
+}
 
 
 class Peer(NamedTuple):
@@ -39,12 +48,19 @@ class Peer(NamedTuple):
     module
         What is imported to see whether it is there.
     script
-        The file that measures it.
+        The file that measures it, and its arguments.
     pip
         What installs it.
     before
         What stands between Python and the script on the command line; it replaces the Python
-        where it begins with a path. ``{bin}`` is the folder of the Python.
+        where it begins with a path. ``{bin}`` is the folder of the Python, ``{python}`` itself,
+        ``{ranks}`` the number of ranks.
+    benches
+        The benchmarks that it has figures for.
+    slower
+        How many times faster than it allreduce shall be from 1 MiB up; 0 for no goal.
+    beside
+        A program that stands beside the Python where the peer is installed.
     """
 
     title: str
@@ -52,6 +68,9 @@ class Peer(NamedTuple):
     script: str
     pip: str
     before: tuple[str, ...] = ()
+    benches: tuple[str, ...] = ("rpc", "arrays")
+    slower: float = 0.0
+    beside: str = ""
 
 
 PEERS = {
@@ -68,17 +87,65 @@ PEERS = {
         ("/bin/sh", "-c", '"$0" -s "$1"; exit $?', "{bin}/dragon"),
     ),
     "monarch": Peer("Monarch actor", "monarch", "monarch_actor.py", "torchmonarch"),
+    "gloo": Peer(
+        "gloo all_reduce of torch", "torch.distributed", "torch_allreduce.py", "torch",
+        benches=("allreduce",),
+    ),
+    "impi": Peer(
+        "Intel MPI", "mpi4py", "impi_allreduce.py", "impi-rt mpi4py, in an environment of its own",
+        ("{bin}/mpiexec", "-launcher", "fork", "-genv", "I_MPI_FABRICS", "shm", "-n", "{ranks}",
+         "{python}"),
+        ("allreduce",), 3.0, "impi_info",
+    ),
+    "deepspeed": Peer(
+        "DeepSpeed, shared memory", "deepspeed", "torch_allreduce.py deepspeed", "deepspeed",
+        benches=("allreduce",),
+    ),
 }  # fmt: skip
-#: Benchmark -> what of the samples is shown: key, words, unit, and the row of raw beside it.
+
+
+class Shown(NamedTuple):
+    """What of a peer's samples is shown.
+
+    Attributes
+    ----------
+    key, what, unit
+        Of the row.
+    raw
+        Rows of raw MPI: the smallest stands beside it.
+    ours
+        The row of mpiml that goals compare with.
+    """
+
+    key: str
+    what: str
+    unit: str
+    raw: tuple[str, ...]
+    ours: str = ""
+
+
+def _sums() -> list[Shown]:
+    shown = []
+    for key, (nbytes, _) in SIZES.items():
+        unit = "µs" if nbytes < 1 << 20 else "ms"
+        raw = (f"{key}_mpi", f"{key}_mpi_in_place")
+        ours = f"{key}_bucket" if nbytes >= 1 << 20 else ""
+        title = key.replace("KiB", " KiB").replace("MiB", " MiB")
+        shown.append(Shown(key, title, unit, raw, ours))
+        shown.append(Shown(f"{key}_in_place", f"{title}, in place", unit, raw, ours))
+    return shown
+
+
 ROWS = {
     "rpc": [
-        ("small", "small call", "µs", "raw_small"),
-        ("flight", "64 in flight", "/s", "raw_flight"),
+        Shown("small", "small call", "µs", ("raw_small",)),
+        Shown("flight", "64 in flight", "/s", ("raw_flight",)),
     ],
     "arrays": [
-        ("small_array", "result of 1 KiB", "µs", "1KiB_raw_result"),
-        ("array", "result of 16 MiB", "ms", "16MiB_raw_result"),
+        Shown("small_array", "result of 1 KiB", "µs", ("1KiB_raw_result",)),
+        Shown("array", "result of 16 MiB", "ms", ("16MiB_raw_result",)),
     ],
+    "allreduce": _sums(),
 }
 
 
@@ -94,44 +161,60 @@ def measure(options: Options, beside: Sequence[Row]) -> tuple[list[Row], list[st
     beside
         The rows of mpiml, with raw MPI among them.
     """
-    raw = {row.key: row.value for row in beside}
+    values = {row.key: row.value for row in beside}
     wanted = ROWS.get(options.name)
     if wanted is None:
         return [], [f"{options.name} has no figure that other systems share."]
     rows: list[Row] = []
     notes: list[str] = []
     for name, peer in PEERS.items():
+        if options.name not in peer.benches:
+            continue
         python = options.pythons.get(name, sys.executable)
         found = _run(peer, python, options)
         if isinstance(found, str):
             notes.append(f"{peer.title}: {found}")
             continue
         title = f"{peer.title} {found['version']}"
-        for key, what, unit, other in wanted:
-            if key in found:
-                row = sampled(f"peer_{name}_{key}", f"{title}: {what}", unit, found[key])
-                rows.append(row._replace(ratio=row.value / raw[other]))
+        for shown in wanted:
+            if shown.key in found:
+                what = f"{title}: {shown.what}"
+                row = sampled(f"peer_{name}_{shown.key}", what, shown.unit, found[shown.key])
+                rows.append(_beside(row, peer, shown, values))
     return rows, notes
+
+
+def _beside(row: Row, peer: Peer, shown: Shown, values: Mapping[str, float]) -> Row:
+    """Return the row with its ratio to raw MPI, and the goal of ours beside it."""
+    row = row._replace(ratio=row.value / min(values[key] for key in shown.raw))
+    if not peer.slower or not shown.ours:
+        return row
+    reached = row.value >= peer.slower * values[shown.ours]
+    return row._replace(goal=f">= {peer.slower:g} x Bucket", reached=reached)
 
 
 def _run(peer: Peer, python: str, options: Options) -> dict[str, Any] | str:
     """Return the samples of a peer, or why there are none."""
     if not os.access(python, os.X_OK):
         return f"no Python at {python}"
-    # find_spec of a submodule imports its parent, so the parent is looked for
-    look = f"import importlib.util as u, sys; sys.exit(u.find_spec({_top(peer)!r}) is None)"
-    if attempt([python, "-c", look], 60.0).status != 0:
-        return f"not installed (pip install {peer.pip})"
     folder = str(Path(python).parent)
+    ranks = 2 if options.ranks is None else options.ranks
+    names = {"{bin}": folder, "{python}": python, "{ranks}": str(ranks)}
+    if not _installed(peer, python):
+        return f"not installed (pip install {peer.pip})"
     environ = inner_environ()
     environ["PATH"] = os.pathsep.join([folder, environ.get("PATH", "")])
-    environ["BENCH_PLAN"] = json.dumps(PLANS[options.quick] | {"what": options.name})
+    plans = ALLREDUCE_PLANS if options.name == "allreduce" else PLANS
+    plan = {**plans[options.quick], "what": options.name, "ranks": ranks}
+    environ["BENCH_PLAN"] = json.dumps(plan)
     environ.setdefault("OMP_NUM_THREADS", "1")
     environ["MPIML_LAUNCHER_PID"] = str(os.getpid())  # by which `sweep` finds its daemons
-    words = [word.replace("{bin}", folder) for word in peer.before]
+    words = [_filled(word, names) for word in peer.before]
     start = [] if words and words[0].startswith("/") else [python]
+    file, *arguments = peer.script.split()
+    command = [*start, *words, str(HERE / file), *arguments]
     try:
-        outcome = attempt([*start, *words, str(HERE / peer.script)], LIMIT_S, environ, 15.0)
+        outcome = attempt(command, LIMIT_S, environ, 15.0)
     finally:
         sweep(os.getpid())
     for line in outcome.stdout.splitlines():
@@ -140,6 +223,20 @@ def _run(peer: Peer, python: str, options: Options) -> dict[str, Any] | str:
             samples: dict[str, Any] = json.loads(text)
             return samples
     return f"installed, but it gave no figures: {outcome.why()}"
+
+
+def _installed(peer: Peer, python: str) -> bool:
+    if peer.beside and not (Path(python).parent / peer.beside).exists():
+        return False
+    # find_spec of a submodule imports its parent, so the parent is looked for
+    look = f"import importlib.util as u, sys; sys.exit(u.find_spec({_top(peer)!r}) is None)"
+    return attempt([python, "-c", look], 60.0).status == 0
+
+
+def _filled(word: str, names: Mapping[str, str]) -> str:
+    for name, value in names.items():
+        word = word.replace(name, value)
+    return word
 
 
 def _top(peer: Peer) -> str:

@@ -30,7 +30,7 @@ def run(rank: int, port: int) -> None:
     """Be the server, or measure it."""
     os.environ["MASTER_ADDR"] = "127.0.0.1"
     os.environ["MASTER_PORT"] = str(port)
-    rpc.init_rpc(f"rank{rank}", rank=rank, world_size=2)
+    rpc.init_rpc(f"rank{rank}", rank=rank, world_size=2)  # type: ignore[no-untyped-call, unused-ignore]
     if rank == 1:
         plan = json.loads(os.environ["BENCH_PLAN"])
         found: dict[str, Any] = {"version": torch.__version__}
