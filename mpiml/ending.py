@@ -151,17 +151,17 @@ class Ending:
 
     def freeze(self, vertex: int, first: tuple[int, int], count: int) -> None:
         """Tell the first of the role, ``(vertex, rank)``, at which round `vertex` stands."""
-        self.engine.transmit(first[1], AGREE_COUNT, vertex, first[0], aux=count)
+        self.engine.transmit(first[1], AGREE_COUNT, vertex, first[0], id=count)
 
     def _on_count(self, rank: int, frame: Frame, buffers: Sequence[Any]) -> None:
         tally, members = self.tallies[frame.target]
-        target = tally.add(frame.source, frame.aux)
+        target = tally.add(frame.source, frame.id)
         if target is not None:
             for vertex, owner in members:
-                self.engine.transmit(owner, AGREE_TARGET, frame.target, vertex, aux=target)
+                self.engine.transmit(owner, AGREE_TARGET, frame.target, vertex, id=target)
 
     def _on_target(self, rank: int, frame: Frame, buffers: Sequence[Any]) -> None:
-        self.members[frame.target].on_target(frame.aux)
+        self.members[frame.target].on_target(frame.id)
 
     # -- quiet ---------------------------------------------------------------------------------
 

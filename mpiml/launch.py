@@ -22,6 +22,7 @@ from mpiml.program import Program
 from mpiml.result import Result, finish
 from mpiml.runtime import Runtime, Settings
 from mpiml.session import Job, default_comm, run_session
+from mpiml.survey import thread_frames
 
 __all__ = ["Result", "attach", "launch", "run_program"]
 
@@ -198,7 +199,7 @@ def _threads_left(grace: float) -> str:
         return ""
     import traceback
 
-    frames = sys._current_frames()
+    frames = thread_frames()
     return "".join(
         f"[{thread.name}]\n{''.join(traceback.format_stack(frames.get(thread.ident or 0)))}"
         for thread in left

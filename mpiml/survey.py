@@ -1,5 +1,6 @@
 """Who waits for whom: what each node of a rank is doing, with the lines of user code."""
 
+import gc
 import os
 import sys
 import threading
@@ -15,7 +16,7 @@ from mpiml.wire import WAITS, WAITS_QUERY, Frame
 if TYPE_CHECKING:
     from traceback import FrameSummary
 
-__all__ = ["Survey", "callback_stack", "stack_of", "where"]
+__all__ = ["Survey", "callback_stack", "stack_of", "thread_frames", "where"]
 
 _HERE = os.path.dirname(__file__)
 _LIBRARY = os.path.dirname(os.__file__)
@@ -37,9 +38,24 @@ def _is_users(file: str) -> bool:
     return not file.startswith(_LIBRARY) or "-packages" in file
 
 
+def thread_frames() -> dict[int, FrameType]:
+    """Return the frame that each thread is in.
+
+    A collection of garbage meanwhile, which may let another thread run, would hang both:
+    Python before 3.12 holds a lock here that new threads need.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return sys._current_frames()
+    finally:
+        if enabled:
+            gc.enable()
+
+
 def stack_of(node: Any) -> str:
     """Return the stacks of the threads that belong to `node`, user code only, as text."""
-    frames = sys._current_frames()
+    frames = thread_frames()
     names = {f"mpiml {node.title}", f"mpiml loop {node.title}"}
     main = len(node.runtime.nodes) == 1 or node.calling_back
     stacks = []
@@ -55,7 +71,7 @@ def stack_of(node: Any) -> str:
 
 def callback_stack() -> str:
     """Return the stack of the callback of a future that runs now, user code only."""
-    frames = sys._current_frames()
+    frames = thread_frames()
     found = [t.ident or 0 for t in threading.enumerate() if t.name == callbacks.name]
     return "".join(_text_of(frames.get(ident)) for ident in found).rstrip()
 
@@ -138,8 +154,8 @@ class Survey:
 
         Lines of who waits for a call start with ``!``: without one there is no deadlock.
         """
-        frames = sys._current_frames()
-        sleepers = list(self._runtime.engine.sleepers.values())
+        frames = thread_frames()
+        sleepers = [*self._runtime.engine.sleepers.values(), *self._runtime.teams.sleepers()]
         waited = float("inf")
         lines: list[str] = []
         seen: dict[int, float] = {}

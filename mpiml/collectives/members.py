@@ -8,7 +8,7 @@ from mpiml.collectives.team import PlainHooks, Team
 from mpiml.config import Config
 from mpiml.errors import UsageError
 from mpiml.hosts import cores_available, local_facts
-from mpiml.scope import current_scope
+from mpiml.scope import current_scope, owners
 
 __all__ = ["team_of"]
 
@@ -31,7 +31,7 @@ def team_of(comm: Any, where: str) -> Team:
         `comm` is no intracommunicator; or it is None, outside of a node.
     """
     if comm is None:
-        scope = current_scope(required=False)
+        scope = current_scope(required=bool(owners))  # it says why, beside a program
         if scope is None:
             raise UsageError(
                 f"{where}: comm=None means the role of a node, and this code belongs to "
