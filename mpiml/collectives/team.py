@@ -218,8 +218,10 @@ class Team:
     def run(self, work: Callable[[], None], label: Any) -> None:
         """Do one operation of this member, after those begun before."""
         self.hooks.begin(label)
-        self.worker.run(work)
-        self.hooks.end()
+        try:
+            self.worker.run(work)
+        finally:
+            self.hooks.end()
 
     def submit(self, work: Callable[[], None], label: Any) -> Request:
         """Begin one operation of this member; those of a team are done one after another."""
