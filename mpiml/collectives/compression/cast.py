@@ -1,0 +1,69 @@
+"""Half the bytes by half the precision: sums of bfloat16 or float16."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpiml._native import convert
+from mpiml.collectives.compression.codec import Codec
+from mpiml.collectives.compression.coding import Layout
+from mpiml.collectives.ops import DTYPES, numpy_dtype
+from mpiml.errors import UsageError
+
+__all__ = ["Cast"]
+
+
+class Cast(Codec):
+    """Send each element as bfloat16 or float16, rounded to the nearest, ties to even.
+
+    Payloads are summed. NaN and infinity pass, as in an allreduce without compression, and a
+    float16 beyond 65504, in an array or in the sum, becomes infinite.
+
+    Parameters
+    ----------
+    dtype : str
+        ``"bfloat16"``: the range of float32, 8 bits of precision. ``"float16"``: 11 bits of
+        precision, between 6e-8 and 65504.
+
+    Raises
+    ------
+    UsageError
+        Another dtype, or bfloat16 without the package ml_dtypes.
+    """
+
+    biased = False
+    reducible = True
+    finite = False
+    _settings: ClassVar[tuple[str, ...]] = ("dtype",)
+
+    def __init__(self, dtype: str = "bfloat16") -> None:
+        if dtype not in ("bfloat16", "float16"):
+            raise UsageError(f"Cast: dtype: expected 'bfloat16' or 'float16', got {dtype!r}")
+        self.dtype = dtype
+        self._to = numpy_dtype(dtype)
+
+    def encode(self, array: NDArray[Any]) -> NDArray[Any]:
+        """Return the array in the smaller dtype."""
+        return _converted(array, self._to)
+
+    def decode(self, payload: NDArray[Any], shape: Sequence[int], dtype: Any) -> NDArray[Any]:
+        """Return the array, or the sum of arrays, in `dtype`."""
+        return _converted(payload, np.dtype(dtype)).reshape(shape)
+
+    def layout(self, shape: tuple[int, ...], dtype: Any) -> Layout:
+        """Return dtype and shape of each array of a payload."""
+        return [(self._to, shape)]
+
+
+def _converted(array: NDArray[Any], dtype: "np.dtype[Any]") -> NDArray[Any]:
+    """Return an array in another dtype; the faster of the two ways that are here."""
+    if "float16" in (array.dtype.name, dtype.name):
+        array = np.ascontiguousarray(array)
+        made = np.empty(array.shape, dtype)
+        bytes_of: list[Any] = [x.reshape(-1).view(np.uint8) for x in (made, array)]
+        convert(DTYPES[dtype.name], bytes_of[0], DTYPES[array.dtype.name], bytes_of[1])
+        return made
+    with np.errstate(over="ignore", invalid="ignore"):
+        return array.astype(dtype)
