@@ -17,6 +17,8 @@ from mpiml.bench.command import NAMES, main, parse
 from mpiml.starter import members
 
 BUSY = ("", "_mean", "_p99", "_called", "_quiet", "_body")
+SUMS = ("mpi", "mpi_in_place", "mpi_new", "bucket", "shared", "outside", "new")
+SIZES = ("8B", "1KiB", "4KiB", "64KiB", "1MiB", "16MiB", "64MiB")
 WAYS = ("memcpy", "raw_result", "lent", "kept", "raw_push", "push", "push_futures")
 ROWS = {
     "rpc": {
@@ -26,6 +28,13 @@ ROWS = {
         *("crowd_few_rate", "crowd_rate", "crowd_least"),
     },
     "arrays": {f"{size}_{way}" for size in ("1KiB", "1MiB", "16MiB") for way in WAYS},
+    "allreduce": {
+        *(f"{size}_{way}" for size in SIZES for way in SUMS),
+        *(f"64MiB_{end}" for end in ("copy", "speed", "bucket_bound", "shared_bound")),
+        *("one_1MiB", "many_1MiB", "one_16MiB", "many_16MiB", "check_off", "check_on"),
+        *("halves_float32", "halves_float16", "halves_bfloat16"),
+        *("apart_64MiB", "fused_64MiB", "memory_own", "memory_shared"),
+    },
     "startup": {
         *("import_numpy", "import_mpiml", "import_names"),
         *("memory_plain", "memory", "memory_max", "memory_private"),
@@ -33,7 +42,12 @@ ROWS = {
     },
     "idle": {"raw", "service", "caller", "answer", "answer_max"},
 }
-GOALS = {"rpc": 16, "arrays": 4, "startup": 4, "idle": 3}
+#: Of allreduce, where this machine can be two hosts.
+HOSTS = {
+    f"hosts_1MiB_{way}{end}"
+    for way in ("mpi", "mpi_in_place", "leaders", "bucket") for end in ("", "_link")
+}  # fmt: skip
+GOALS = {"allreduce": 28, "rpc": 16, "arrays": 4, "startup": 4, "idle": 3}
 
 
 def bench(*argv, timeout=240):
@@ -52,10 +66,18 @@ def bench(*argv, timeout=240):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_each_benchmark_measures_all_its_rows(name, mpi_launcher):
-    ranks = ["--ranks", "4"] if name in ("rpc", "startup") else []
+    ranks = ["--ranks", "4"] if name in ("rpc", "startup", "allreduce") else []
     found = json.loads(bench(name, "--quick", "--json", *ranks))
     rows = {row["key"]: row for row in found["rows"]}
-    assert rows.keys() == ROWS[name]
+    goals = GOALS[name]
+    if name == "allreduce" and rows.keys() >= HOSTS:
+        goals += 1
+        assert rows.keys() - HOSTS == ROWS[name]
+    else:
+        assert rows.keys() == ROWS[name]
+        assert name != "allreduce" or any(
+            "two hosts: not measured" in n for n in found["notes"]
+        )
     assert len(rows) == len(found["rows"])
     for row in rows.values():
         numbers = [
@@ -66,7 +88,7 @@ def test_each_benchmark_measures_all_its_rows(name, mpi_launcher):
         assert (row["reached"] is None) == (row["goal"] == "")
         if row["low"] is not None:
             assert row["low"] <= row["value"] <= row["high"]
-    assert sum(row["goal"] != "" for row in rows.values()) == GOALS[name]
+    assert sum(row["goal"] != "" for row in rows.values()) == goals
     assert "few repetitions" in found["facts"]["quick"]
     assert found["facts"].keys() >= {"cpu", "cores", "mpi", "python", "numpy", "mpi4py", "date"}
 
@@ -82,8 +104,17 @@ def test_peers_that_are_not_there_are_named(mpi_launcher, tmp_path):
     assert "idle has no figure that other systems share" in said
     found, notes = peers.measure(parse(["rpc", "--quick", *options]), [])
     assert found == []
-    assert notes == [
-        f"{peer.title}: not installed (pip install {peer.pip})" for peer in peers.PEERS.values()
+    assert notes == missing("rpc")
+    found, notes = peers.measure(parse(["allreduce", "--quick", *options]), [])
+    assert found == []
+    assert notes == missing("allreduce")
+
+
+def missing(bench):
+    return [
+        f"{peer.title}: not installed (pip install {peer.pip})"
+        for peer in peers.PEERS.values()
+        if bench in peer.benches
     ]
 
 
@@ -105,6 +136,34 @@ def test_what_a_peer_prints_becomes_rows(tmp_path):
     assert "Dask actor, worker to worker: no Python at /no" in notes
 
 
+def test_a_peer_of_allreduce_stands_beside_the_faster_form_and_beside_ours(tmp_path):
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexit 0\n")
+    mpiexec = tmp_path / "mpiexec"
+    found = {"version": "9", "1MiB": [3e-3], "64KiB_in_place": [9e-6]}
+    mpiexec.write_text(f"#!/bin/sh\necho \"$@\" > {tmp_path}/asked\necho '{marked(found)}'\n")
+    for file in (python, mpiexec):
+        file.chmod(0o755)
+    others = [f"--peer-python={name}=/no" for name in peers.PEERS if name != "impi"]
+    line = ["allreduce", "--quick", "--ranks=4", f"--peer-python=impi={python}", *others]
+    raw = {"1MiB_mpi": 2.0, "1MiB_mpi_in_place": 1.5, "1MiB_bucket": 1.1}
+    raw |= {"64KiB_mpi": 3.0, "64KiB_mpi_in_place": 4.5}
+    beside = [row(key, value) for key, value in raw.items()]
+    assert peers.measure(parse(line), beside)[0] == []  # none of Intel's programs is there
+    (tmp_path / "impi_info").touch()
+    rows, notes = peers.measure(parse(line), beside)
+    small, large = rows
+    assert (small.key, small.ratio, small.goal) == ("peer_impi_64KiB_in_place", 3.0, "")
+    assert large.what == "Intel MPI 9: 1 MiB"
+    assert (large.ratio, large.goal, large.reached) == (2.0, ">= 3 x Bucket", False)
+    assert "gloo all_reduce of torch: no Python at /no" in notes
+    assert f"-n 4 {python}" in (tmp_path / "asked").read_text()
+
+
+def marked(found):
+    return peers.MARK + json.dumps(found)
+
+
 def row(key, value):
     from mpiml.bench.measure import Row
 
@@ -122,6 +181,7 @@ def row(key, value):
         (["rpc", "--peer-python", "slurm=/x"], "expected PEER=PATH with one of ray"),
         (["arrays", "--ranks", "4"], "arrays measures two ranks"),
         (["idle", "--ranks", "4"], "idle measures two ranks"),
+        (["allreduce", "--ranks", "1"], "expected 2 or more"),
         (["rpc", "--ranks", "3"], "expected 4 or more"),
         (["startup", "--ranks", "1"], "expected 2 or more"),
     ],
