@@ -60,6 +60,12 @@ def _text(text: str) -> str:
 
 
 VARIABLES: dict[str, tuple[str, Callable[[str], object], str]] = {
+    "MPIML_BETWEEN": (
+        "between",
+        _one_of("auto", "leaders", "stripes"),
+        "leaders, stripes or auto",
+    ),
+    "MPIML_BETWEEN_CHUNK": ("between_chunk", _size, "a number of bytes such as 1048576 or 1M"),
     "MPIML_DOORBELL": ("doorbell", _switch, "on or off"),
     "MPIML_GPU_DIRECT": ("gpu_direct", _one_of("auto", "on", "off"), "on, off or auto"),
     "MPIML_HOST_SIZE": ("host_size", _number(1), "a whole number of at least 1"),
@@ -100,6 +106,9 @@ class Config(NamedTuple):
         Seconds after which a collective outside of a program names the ranks it waits for.
     host_size
         For tests: pretend that a host has so many ranks.
+    between, between_chunk
+        Who sends in collectives between hosts: ``"leaders"``, ``"stripes"`` or ``"auto"``, by
+        rule; the bytes of a chunk, None: by rule.
     gpu_direct
         Whether MPI may be given device memory: ``"on"``, ``"off"``, or ``"auto"``, by trying.
     """
@@ -124,6 +133,8 @@ class Config(NamedTuple):
     stall_warning: int = 60
     host_size: int | None = None
     gpu_direct: str = "auto"
+    between: str = "auto"
+    between_chunk: int | None = None
 
     @classmethod
     def read(cls, environ: Mapping[str, str] | None = None) -> "Config":

@@ -16,7 +16,7 @@ from mpiml._native import Gang, gang_bytes
 from mpiml.collectives.team import Team
 from mpiml.errors import SharedMemoryError
 
-__all__ = ["Arena", "make_arena"]
+__all__ = ["Arena", "make_arena", "private_arena"]
 
 FOLDER = "/dev/shm"
 _SPARE = 1 << 20  # bytes that stay free, for the MPI library's own
@@ -78,6 +78,28 @@ def make_arena(
     memory = _map(team, total, _own_range(team, size, box, segment, shared), label)
     if isinstance(memory, SharedMemoryError):
         return memory
+    return _arena(team, memory, segment, box, shared)
+
+
+def private_arena(team: Team, segment: int, label: Any, box: int = 512, shared: int = 0) -> Arena:
+    """Make memory that only the members of this process share. Collective over the team.
+
+    Parameters
+    ----------
+    team : Team
+        Whose hosts are its processes.
+    segment, label, box, shared
+        As for `make_arena`.
+    """
+    total = gang_bytes(len(team.local), box, segment, shared)
+    memory = team.share(b"", lambda _: mmap.mmap(-1, total), label)
+    return _arena(team, memory, segment, box, shared)
+
+
+def _arena(team: Team, memory: mmap.mmap, segment: int, box: int, shared: int) -> Arena:
+    size = len(team.local)
+    place = team.local.index(team.index)
+    total = gang_bytes(size, box, segment, shared)
     gang = Gang(
         memory, place, size, box, segment, shared, team.spin_us, team.yield_us,
         team.in_one_process,

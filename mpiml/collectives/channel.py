@@ -1,12 +1,17 @@
 """The way an operation takes: shared memory within a host, messages between hosts."""
 
+import copy
 from typing import Any
 
-from mpiml.collectives.arena import make_arena
+from mpiml.collectives.arena import Arena, make_arena, private_arena
+from mpiml.collectives.between import Between
+from mpiml.collectives.chunks import choose
 from mpiml.collectives.in_host import InHost, box_of
 from mpiml.collectives.labels import Label
+from mpiml.collectives.lanes import open_lane
 from mpiml.collectives.regions import Regions
 from mpiml.collectives.team import Team
+from mpiml.config import Config
 from mpiml.errors import SharedMemoryError
 
 __all__ = ["open_channel"]
@@ -47,7 +52,36 @@ def open_channel(
     nbytes = regions.nbytes
     box = box_of(nbytes, len(team.local))
     arena = make_arena(team, nbytes, label, box, nbytes if shared else 0)
+    way = "shared memory"
     if isinstance(arena, SharedMemoryError):
-        raise arena
+        if not fallback:
+            raise arena
+        team = _by_process(team)
+        box = box_of(nbytes, len(team.local))
+        arena = private_arena(team, nbytes, label, box, nbytes if shared else 0)
+        way = "memory of each process"
     result = arena.shared(nbytes) if shared else None
-    return arena.segment(nbytes), result, InHost(team, arena, regions, shared, check)
+    channel = _channel(team, arena, regions, shared, check, label)
+    channel.way = channel.way.replace("shared memory", way)
+    return arena.segment(nbytes), result, channel
+
+
+def _channel(
+    team: Team, arena: Arena, regions: Regions, shared: bool, check: bool, label: Label
+) -> InHost:
+    if not team.several_hosts:
+        return InHost(team, arena, regions, shared, check)
+    config = Config.read()
+    choice = choose(
+        team.hosts, team.ranks, regions.nbytes, config.between, config.between_chunk
+    )
+    lane = open_lane(team, choice, label)
+    return Between(team, arena, regions, shared, check, choice, lane)
+
+
+def _by_process(team: Team) -> Team:
+    """Return the team as if each process were a host."""
+    other = copy.copy(team)
+    other.hosts = team.ranks
+    other.local = team.housemates
+    return other

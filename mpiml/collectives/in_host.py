@@ -173,7 +173,7 @@ class InHost:
         """
         if self._broken is not None:
             raise ServiceGoneError(f"{label}: {self._broken}")
-        status = self._gang.run(plan, label.hash, self._check, _SLICE_US, source, out)
+        status = self._gang.run(plan, label.hash, self._check, self._slice_us(), source, out)
         if status:
             self._late(status, plan, label, source, out)
 
@@ -182,7 +182,10 @@ class InHost:
         try:
             while status not in (_DONE, _MISMATCH, _LEFT):
                 waiting([self._team.local[i] for i in self._gang.missing()])
-                status = self._gang.run(plan, label.hash, self._check, _SLICE_US, source, out)
+                self._meanwhile()
+                status = self._gang.run(
+                    plan, label.hash, self._check, self._slice_us(), source, out
+                )
             if status == _LEFT:
                 gone = [self._team.names[self._team.local[i]] for i in self._gang.missing()]
                 raise ServiceGoneError(
@@ -192,10 +195,21 @@ class InHost:
             if status == _MISMATCH:
                 raise self._mismatch(label, waiting)
         except BaseException as error:
-            if status != _MISMATCH:  # the others may wait for this member, in vain
-                self._gang.leave()
-                self._broken = f"an earlier operation ended early: {error}"
+            if status != _MISMATCH:
+                self._leave(error)
             raise
+
+    def _leave(self, error: BaseException) -> None:
+        """Tell the others, who might wait for this member in vain, that it will not come."""
+        self._gang.leave()
+        self._broken = f"an earlier operation ended early: {error}"
+
+    def _slice_us(self) -> int:
+        """Return how long to wait for members before looking around."""
+        return _SLICE_US
+
+    def _meanwhile(self) -> None:
+        """Make other progress while members are late."""
 
     def _mismatch(self, label: Label, waiting: Any) -> Exception:
         """Tell each other what we were about to do. The members are in step: all see it."""

@@ -1,0 +1,197 @@
+"""Collectives among hosts: each host reduces in its memory, messages join the hosts.
+
+An operation is a sequence of rounds, one for each chunk. Before a round the members of a host
+reduce the chunk; then a lane sends it, and while it is under way the next chunk is reduced;
+after the round the members fetch the result from whoever received it. The points where the
+members of a host meet keep these in order. What the hosts do is compared, by its hash, before
+any data is sent and while the first chunk is reduced.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mpiml._native import Plan
+from mpiml.collectives.arena import Arena
+from mpiml.collectives.chunks import Choice, schedule
+from mpiml.collectives.in_host import InHost
+from mpiml.collectives.labels import Label, mismatch
+from mpiml.collectives.lanes import Comparison, Lane, Pending
+from mpiml.collectives.messages import complete
+from mpiml.collectives.regions import Regions
+from mpiml.collectives.rounds import Round, Rounds
+from mpiml.collectives.team import Team
+
+__all__ = ["Between"]
+
+_MESSAGES_US = 300  # how long a member may wait for its host while messages are under way
+_YES, _NO = b"\1" * 8, b"\0" * 8  # by which a leader tells its host whether all hosts agree
+
+
+class Between(InHost):
+    """The operations of one member of a team that lives on several hosts.
+
+    Collective over the members of the team: every operation. One at a time; the caller sees
+    to it.
+
+    Parameters
+    ----------
+    team, arena, regions, shared, check
+        As for `InHost`; the arena is that of the member's host.
+    choice : Choice
+        Who sends between hosts, and in which chunks.
+    lane : Lane or None
+        This member's, see `mpiml.collectives.lanes.open_lane`.
+    """
+
+    def __init__(
+        self,
+        team: Team,
+        arena: Arena,
+        regions: Regions,
+        shared: bool,
+        check: bool,
+        choice: Choice,
+        lane: Lane | None,
+    ) -> None:
+        super().__init__(team, arena, regions, shared, check)
+        self._lane = lane
+        self._all_have_lanes = choice.senders == "stripes"
+        self._rounds = Rounds(team, arena, regions, shared, choice, lane)
+        self._made: dict[tuple[str, Any], list[Round]] = {}
+        self._flying: list[Pending] = []
+        self._meet = Plan()
+        self._meet.sync()
+        self._tell = Plan()
+        self._tell.post(0, len(_YES), 0, external=True)
+        self._tell.sync()
+        self._tell.gather(len(_YES))
+        self.way = f"{self.way}, and messages between hosts ({choice})"
+
+    # -- operations ----------------------------------------------------------------------------
+
+    def allreduce(self, op: str, label: Label) -> None:
+        """Combine all segments, in place or to the host's shared result."""
+        self._drive(self._once("allreduce", op, self._rounds.allreduce), label)
+
+    def reduce_scatter(self, op: str, label: Label) -> None:
+        """Combine all segments; each member's stripe is valid in its own segment afterwards."""
+        self._drive(self._once("scatter", op, self._rounds.reduce_scatter), label)
+
+    def allgather(self, label: Label) -> None:
+        """Copy every member's stripe to all segments."""
+        self._drive(self._once("allgather", 0, lambda _: self._rounds.allgather()), label)
+
+    def broadcast(self, root: int, label: Label) -> None:
+        """Copy the segment of member `root` of the team to all others."""
+        self._drive(self._once("broadcast", root, self._rounds.broadcast), label)
+
+    def barrier(self, label: Label) -> None:
+        """Meet."""
+        self._drive([], label)
+
+    def _once(self, kind: str, key: Any, make: Callable[[Any], list[Round]]) -> list[Round]:
+        rounds = self._made.get((kind, key))
+        if rounds is None:
+            rounds = self._made[kind, key] = make(key)
+        return rounds
+
+    # -- running -------------------------------------------------------------------------------
+
+    def _drive(self, rounds: Sequence[Round], label: Label) -> None:
+        """Go through the rounds of an operation."""
+        self.run(self._meet, label)
+        try:
+            comparison = None
+            if self._lane is not None and (self._check or not rounds):
+                comparison = self._lane.compare(label.hash if self._check else 1)
+                self._flying.append(comparison)
+            agreed = self._go(rounds, label, comparison)
+        except BaseException as error:
+            self._give_up(error)
+            raise
+        if not agreed:
+            raise self._differ(label)
+
+    def _go(
+        self, rounds: Sequence[Round], label: Label, comparison: Comparison | None
+    ) -> bool:
+        """Return whether all hosts do the same; without that nothing is sent."""
+        begun: list[Pending | None] = []
+        agreed = not self._check and bool(rounds)
+        for new, old in schedule(len(rounds)) if rounds else ((None, None),):
+            if new is not None:
+                self._run(rounds[new].before, label)
+            if old is not None:
+                self._complete(begun[old], label)
+            if agreed:
+                self.run(self._meet, label)
+            else:
+                agreed = self._agree(comparison, label)
+                if not agreed:
+                    return False
+            if new is not None:
+                begun.append(self._begin(rounds[new]))
+            if old is not None:
+                self._run(rounds[old].after, label)
+        self.run(self._meet, label)  # nobody changes what another one still reads
+        return True
+
+    def _run(self, plan: Plan | None, label: Label) -> None:
+        if plan is not None and len(plan):
+            self.run(plan, label)
+
+    def _begin(self, round_: Round) -> Pending | None:
+        if round_.begin is None:
+            return None
+        pending = round_.begin()
+        self._flying.append(pending)
+        return pending
+
+    def _complete(self, pending: Pending | None, label: Label) -> None:
+        if pending is not None:
+            complete(pending, self._team.waiting(label), self._meanwhile)
+            self._flying.remove(pending)
+
+    def _agree(self, comparison: Comparison | None, label: Label) -> bool:
+        """Meet; return whether all hosts do the same. The same on all members."""
+        self._complete(comparison, label)
+        same = comparison is not None and comparison.same
+        if not self._check:
+            same = True  # a barrier: only that all have come matters
+        if self._all_have_lanes:
+            self.run(self._meet, label)
+            return same
+        said = bytearray(len(_YES) * self._members)
+        self.run(self._tell, label, _YES if same else _NO, said)
+        return said.startswith(_YES)  # of the leader, who stands first
+
+    def _mismatch(self, label: Label, waiting: Any) -> Exception:
+        """Tell the other hosts that members of this one differ."""
+        if self._lane is not None:
+            comparison = self._lane.compare(0)
+            self._flying.append(comparison)
+            self._complete(comparison, label)
+        return self._differ(label)
+
+    def _differ(self, label: Label) -> Exception:
+        texts = self._team.exchange(label.text().encode("utf-8", "replace"), label)
+        return mismatch(
+            [text.decode("utf-8", "replace") for text in texts],
+            self._team.title,
+            self._team.index,
+        )
+
+    def _slice_us(self) -> int:
+        return _MESSAGES_US if self._flying else super()._slice_us()
+
+    def _meanwhile(self) -> None:
+        """Let the messages under way go on."""
+        for pending in self._flying:
+            pending.Test()
+
+    def _give_up(self, error: BaseException) -> None:
+        """End what was begun: the host's others shall not wait, MPI may still use the memory."""
+        for pending in self._flying:
+            pending.abandon()
+        self._flying.clear()
+        self._leave(error)
