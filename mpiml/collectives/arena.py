@@ -74,14 +74,15 @@ def make_arena(
     """
     size = len(team.local)
     total = gang_bytes(size, box, segment, shared)
-    place = team.local.index(team.index)
     memory = _map(team, total, _own_range(team, size, box, segment, shared), label)
     if isinstance(memory, SharedMemoryError):
         return memory
     return _arena(team, memory, segment, box, shared)
 
 
-def private_arena(team: Team, segment: int, label: Any, box: int = 512, shared: int = 0) -> Arena:
+def private_arena(
+    team: Team, segment: int, label: Any, box: int = 512, shared: int = 0
+) -> Arena:
     """Make memory that only the members of this process share. Collective over the team.
 
     Parameters

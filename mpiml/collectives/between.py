@@ -89,6 +89,11 @@ class Between(InHost):
         """Meet."""
         self._drive([], label)
 
+    def refuse(self, label: Label) -> None:
+        """Come to an operation that this member cannot do: the others hear of it, and end."""
+        if self._check:
+            self._drive([], label)
+
     def _once(self, kind: str, key: Any, make: Callable[[Any], list[Round]]) -> list[Round]:
         rounds = self._made.get((kind, key))
         if rounds is None:
@@ -112,9 +117,7 @@ class Between(InHost):
         if not agreed:
             raise self._differ(label)
 
-    def _go(
-        self, rounds: Sequence[Round], label: Label, comparison: Comparison | None
-    ) -> bool:
+    def _go(self, rounds: Sequence[Round], label: Label, comparison: Comparison | None) -> bool:
         """Return whether all hosts do the same; without that nothing is sent."""
         begun: list[Pending | None] = []
         agreed = not self._check and bool(rounds)

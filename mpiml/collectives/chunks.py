@@ -185,7 +185,9 @@ def host_spans(
             queues[host].extend((member, piece) for piece in _cut(region, low, high, most))
     rounds: list[list[tuple[int, Piece]]] = []
     while any(queues.values()):
-        rounds.append([entry for queue in queues.values() for entry in _take(queue, chunk, number)])
+        rounds.append(
+            [entry for queue in queues.values() for entry in _take(queue, chunk, number)]
+        )
     return rounds
 
 

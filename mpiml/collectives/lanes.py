@@ -67,7 +67,7 @@ class Pending:
 class Comparison(Pending):
     """Whether all hosts do the same; `same` is known when it is done."""
 
-    __slots__ = ("_own", "_least")
+    __slots__ = ("_least", "_own")
 
     def __init__(self, comm: Any, hash_: int) -> None:
         from mpi4py import MPI
@@ -164,9 +164,7 @@ class Lane:
         sources = self._places(memory, scratch, nbytes)
         own = self.rank
         others = [[] if i == own else [m] for i, m in enumerate(sources)]
-        sends: list[list[memoryview]] = [
-            [] if i == own else [memory] for i in range(self.size)
-        ]
+        sends: list[list[memoryview]] = [[] if i == own else [memory] for i in range(self.size)]
 
         def combine() -> None:
             _native.reduce(piece.region.code, OPS[op], sources, [memory], divisor)
@@ -222,13 +220,13 @@ class Lane:
         """Begin point-to-point messages; each host begins with another one."""
         from mpi4py import MPI
 
-        requests = []
+        comm, requests = self.comm, []
         for step in range(1, self.size):
             source, target = (self.rank - step) % self.size, (self.rank + step) % self.size
-            for m in receives[source]:
-                requests.append(self.comm.Irecv([m, len(m), MPI.BYTE], source, tag))
-            for m in sends[target]:
-                requests.append(self.comm.Isend([m, len(m), MPI.BYTE], target, tag))
+            requests += [
+                comm.Irecv([m, len(m), MPI.BYTE], source, tag) for m in receives[source]
+            ]
+            requests += [comm.Isend([m, len(m), MPI.BYTE], target, tag) for m in sends[target]]
         return requests
 
     def close(self) -> None:
@@ -280,7 +278,8 @@ def open_lane(team: Team, choice: Choice, label: Any) -> Lane | None:
         if lanes is None:
             lanes = _split(team, choice)
             team.room.shared[key] = lanes
-            team.closes(lambda: [lane.close() for lane in lanes.values()])
+            for lane in lanes.values():
+                team.closes(lane.close)
         return lanes
 
     lanes: dict[int, Lane] = team.share(said, make, label)

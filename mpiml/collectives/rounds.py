@@ -244,7 +244,7 @@ def _allreducing(
 
 
 def _broadcasting(lane: Any, memory: memoryview, root: int) -> Callable[[], Pending]:
-    return lambda: lane.broadcast(memory, root)  # type: ignore[no-any-return]
+    return lambda: lane.broadcast(memory, root)
 
 
 def _slices(memory: memoryview, pieces_: Sequence[Piece]) -> list[memoryview]:
