@@ -16,7 +16,7 @@ from mpiml.collectives.ops import OPS
 from mpiml.collectives.team import Team
 from mpiml.errors import UsageError
 
-__all__ = ["Lane", "Pending", "open_lane"]
+__all__ = ["Comparison", "Lane", "Pending", "open_lane"]
 
 _TAGS = 16_000  # MPI promises 32767; an operation is over long before its tag comes again
 _SMALL = 8192  # bytes that each host may send to all others at once: one latency, not two
