@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 __all__ = ["pack", "pack_signs", "packed_size", "signs", "unpack"]
 
-Bytes = NDArray[np.uint8]
+_Bytes = NDArray[np.uint8]
 _WORD: Final = np.dtype("<u8")
 #: byte -> the signs of 8 elements
 _SIGNS: Final = (
@@ -25,7 +25,7 @@ def packed_size(count: int, width: int) -> int:
     return -(-count * width // 8)
 
 
-def pack(codes: Bytes, width: int) -> Bytes:
+def pack(codes: _Bytes, width: int) -> _Bytes:
     """Pack whole numbers below ``2 ** width``.
 
     Parameters
@@ -46,7 +46,7 @@ def pack(codes: Bytes, width: int) -> Bytes:
         return np.packbits(codes, bitorder="little")
     padded = np.zeros(-(-codes.size // 8) * 8, np.uint8)
     padded[: codes.size] = codes
-    packed: Bytes
+    packed: _Bytes
     if width == 4:
         pair = padded.view("<u2")
         packed = (pair | pair >> 4).astype(np.uint8)
@@ -63,7 +63,7 @@ def pack(codes: Bytes, width: int) -> Bytes:
     return packed[:size]
 
 
-def unpack(packed: Bytes, width: int, count: int) -> Bytes:
+def unpack(packed: _Bytes, width: int, count: int) -> _Bytes:
     """Return the `count` numbers that `pack` packed.
 
     Parameters
@@ -100,7 +100,7 @@ def unpack(packed: Bytes, width: int, count: int) -> Bytes:
     return codes.view(np.uint8)[:count]
 
 
-def pack_signs(array: NDArray[Any]) -> Bytes:
+def pack_signs(array: NDArray[Any]) -> _Bytes:
     """Return one bit for each element: 1 where it is 0 or more.
 
     Parameters
@@ -114,7 +114,7 @@ def pack_signs(array: NDArray[Any]) -> Bytes:
     return np.packbits(array >= 0, bitorder="little")
 
 
-def signs(packed: Bytes, count: int, scale: Any, dtype: Any) -> NDArray[Any]:
+def signs(packed: _Bytes, count: int, scale: Any, dtype: Any) -> NDArray[Any]:
     """Return `scale` where `pack_signs` saw 0 or more, and ``-scale`` elsewhere.
 
     Returns

@@ -60,7 +60,7 @@ class Cast(Codec):
 def _converted(array: NDArray[Any], dtype: "np.dtype[Any]") -> NDArray[Any]:
     """Return an array in another dtype; the faster of the two ways that are here."""
     if "float16" in (array.dtype.name, dtype.name):
-        array = np.ascontiguousarray(array)
+        array = np.asarray(array, order="C")
         made = np.empty(array.shape, dtype)
         bytes_of: list[Any] = [x.reshape(-1).view(np.uint8) for x in (made, array)]
         convert(DTYPES[dtype.name], bytes_of[0], DTYPES[array.dtype.name], bytes_of[1])

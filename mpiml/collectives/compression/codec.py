@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpiml.collectives.compression.coding import Encodes, Layout, Payload
-from mpiml.collectives.compression.feedback import Coded, ErrorFeedback, NoFeedback
+from mpiml.collectives.compression.feedback import Coded
 from mpiml.collectives.compression.reducer import Reducer
 from mpiml.collectives.compression.state import Statistics
 from mpiml.errors import UsageError
@@ -150,8 +150,7 @@ def reducer_of(compress: Any, where: str) -> Reducer:
     made: Reducer | None = kept.get("_mpiml_reducer")
     if made is None:
         biased = bool(getattr(compress, "biased", False))
-        made = ErrorFeedback(compress) if biased else NoFeedback(compress)
-        made = kept.setdefault("_mpiml_reducer", made)
+        made = kept.setdefault("_mpiml_reducer", Coded(compress, biased, True))
     return made
 
 

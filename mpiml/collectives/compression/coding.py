@@ -103,6 +103,8 @@ class Coding:
             got = self.codec.decode(given, shape, dtype, draw())
         else:
             got = self.codec.decode(given, shape, dtype)
+        if isinstance(got, np.generic):  # what NumPy makes of an array without dimensions
+            got = np.asarray(got)
         if not isinstance(got, np.ndarray) or got.shape != shape or got.dtype != dtype:
             raise UsageError(
                 f"{name_of(self.codec)}.decode: expected it to return an array {shape} "

@@ -13,7 +13,7 @@ from mpiml.errors import MpimlError, RemoteError, UsageError
 
 __all__ = ["Exchange", "agree", "sum_together"]
 
-Bytes = NDArray[np.uint8]
+_Bytes = NDArray[np.uint8]
 _RECORD: Final = struct.Struct("<B7xQ8s")  # failed, bytes that follow, what I am doing
 #: bytes of the record with which each call begins
 RECORD_BYTES: Final = _RECORD.size
@@ -54,7 +54,7 @@ class Exchange(Protocol):
         Collective: same length and dtype. Bitwise the same result on every member.
         """
 
-    def gather(self, array: Bytes, lengths: Sequence[int]) -> list[Bytes]:
+    def gather(self, array: _Bytes, lengths: Sequence[int]) -> list[_Bytes]:
         """Return the array of each member.
 
         Collective: `lengths`, of each member's array, is the same on all of them.
@@ -67,6 +67,7 @@ def agree(
     text: str,
     length: int,
     error: Exception | None,
+    what: str = "",
 ) -> list[int]:
     """Go on together, or raise the same error together.
 
@@ -84,6 +85,8 @@ def agree(
         Of what this member will gather next; returned to the others.
     error : Exception, optional
         Why this member cannot go on.
+    what : str
+        What it wanted to do, for the message.
 
     Returns
     -------
@@ -108,7 +111,7 @@ def agree(
     failed = [bool(record[0]) for record in records]
     if not any(failed) and len({record[2] for record in records}) == 1:
         return [record[1] for record in records]
-    said = text if error is None else _said(error)
+    said = text if error is None else _said(error, what)
     texts = _texts(exchange, said)
     if any(failed):
         raise _failure(exchange, where, texts, failed) from error
@@ -141,13 +144,14 @@ def sum_together(exchange: Exchange, arrays: Sequence[NDArray[Any]]) -> list[NDA
     return [sums[number] for number in range(len(arrays))]
 
 
-def _bytes(text: bytes) -> Bytes:
+def _bytes(text: bytes) -> _Bytes:
     return np.frombuffer(text, np.uint8)
 
 
-def _said(error: Exception) -> str:
+def _said(error: Exception, what: str) -> str:
     kind = "" if isinstance(error, MpimlError) else f"{type(error).__name__}: "
-    return f"{'u' if isinstance(error, UsageError) else 'r'}{kind}{error}"
+    wanted = f"{what}: " if what else ""
+    return f"{'u' if isinstance(error, UsageError) else 'r'}{wanted}{kind}{error}"
 
 
 def _texts(exchange: Exchange, said: str) -> list[str]:

@@ -17,11 +17,11 @@ from mpiml.collectives.ops import numpy_dtype
 
 __all__ = ["read", "write"]
 
-Bytes = NDArray[np.uint8]
+_Bytes = NDArray[np.uint8]
 _ALIGNED: Final = 8  # bytes
 
 
-def write(payloads: Sequence[Payload], layouts: Sequence[Layout | None]) -> Bytes:
+def write(payloads: Sequence[Payload], layouts: Sequence[Layout | None]) -> _Bytes:
     """Return payloads as one block.
 
     Parameters
@@ -31,7 +31,7 @@ def write(payloads: Sequence[Payload], layouts: Sequence[Layout | None]) -> Byte
     layouts : sequence
         What the reader knows of each: its layout, or None.
     """
-    parts: list[Bytes] = []
+    parts: list[_Bytes] = []
     for payload, layout in zip(payloads, layouts, strict=True):
         if layout is None:
             text = json.dumps([[part.dtype.name, part.shape] for part in payload]).encode()
@@ -48,7 +48,7 @@ def write(payloads: Sequence[Payload], layouts: Sequence[Layout | None]) -> Byte
     return block
 
 
-def read(block: Bytes, layouts: Sequence[Layout | None]) -> list[Payload]:
+def read(block: _Bytes, layouts: Sequence[Layout | None]) -> list[Payload]:
     """Return the payloads that `write` wrote, as views of the block."""
     at = 0
     payloads = []

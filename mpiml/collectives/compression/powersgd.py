@@ -125,7 +125,8 @@ class PowerSGD(Reducer):
                     array += residual
                     check_finite(array, work.name)
                 job.matrices.append(array.reshape(matrix))
-                job.first.append(array.reshape(matrix) @ self._start(work, matrix[1]))
+                with np.errstate(over="ignore", invalid="ignore"):  # looked at in the next line
+                    job.first.append(array.reshape(matrix) @ self._start(work, matrix[1]))
                 self._check_range(job.first[-1], work)
             job.slots.append(Slot(work.slot.step + 1, None, work.slot.arrays.get("residual")))
             job.sent += self.nbytes(shape, work.dtype)

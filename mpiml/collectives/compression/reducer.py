@@ -125,15 +125,16 @@ class Reducer(ABC):
             The user's own codec raised on some member. The same on all members.
         """
         count = exchange.size if members is None else members
-        head = f"{where}(op={op!r}, compress={self!r})"
+        head = f"op={op!r}, compress={self!r}"
         job, error = None, None
         try:
             check_op(op)
             job = self._prepare(self._works(exchange, sources, names), exchange)
         except Exception as caught:  # carried to the others, and raised by `agree`
             error = caught
-        text = "" if job is None else f"{head}\n\n{_lines(job)}"
-        lengths = agree(exchange, head, text, 0 if job is None else job.length, error)
+        text = "" if job is None else f"{where}({head})\n\n{_lines(job)}"
+        length = 0 if job is None else job.length
+        lengths = agree(exchange, where, text, length, error, head)
         assert job is not None  # else agree has raised
         totals = [_total(w, result) for w, result in zip(job.works, results, strict=True)]
         self._transfer(job, exchange, lengths, count, totals)

@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 
 from mpiml.collectives.compression.bits import pack, packed_size, unpack
 from mpiml.collectives.compression.blocked import BLOCK, BlockedCodec
-from mpiml.collectives.compression.checks import check_scale
 from mpiml.collectives.compression.codec import check_seed
 from mpiml.collectives.compression.coding import Layout, Payload
 from mpiml.collectives.compression.draws import generator, uniform
@@ -60,7 +59,6 @@ class TernGrad(BlockedCodec):
         rng = generator(self.seed, "TernGrad", "", 0, 0) if rng is None else rng
         flat = array.reshape(-1)
         scale = self._scale(flat)
-        check_scale(scale, "mean square")
         with np.errstate(divide="ignore", over="ignore"):
             factor = np.nan_to_num(np.divide(1, scale, dtype=flat.dtype), posinf=0)
         codes = np.empty(flat.size, np.uint8)

@@ -101,8 +101,8 @@ def largest(array: NDArray[Any], k: int) -> NDArray[np.intp]:
         Of equal magnitudes the first.
     """
     size = array.size
-    if k >= size:
-        return np.arange(size)
+    if k >= size or k == 0:
+        return np.arange(k)
     magnitude = np.abs(array)
     candidates: NDArray[np.intp] | None = None
     if size >= _SAMPLED and 8 * k < size:
