@@ -74,6 +74,15 @@ class FakeArray(np.ndarray):
 
     index = 0
 
+    def get(self, out=None):
+        if out is None:
+            return np.array(self)
+        out[...] = self
+        return out
+
+    def set(self, host):
+        self[...] = host
+
 
 class FakeSlab:
     def __init__(self, nbytes):

@@ -151,6 +151,8 @@ FLOORS = {
             "mpiml.bench.allreduce_inside",
             "mpiml.bench.allreduce_parts",
             "mpiml.bench.allreduce_sizes",
+            "mpiml.bench.gpu",
+            "mpiml.bench.gpu_ways",
             "mpiml.bench.two_hosts",
         ],
         [
