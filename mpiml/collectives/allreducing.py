@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpiml import arrays
+from mpiml.collectives.device import reduce_arrays
+from mpiml.collectives.device_arrays import on_device
 from mpiml.collectives.fusion import messages
 from mpiml.collectives.labels import Label
 from mpiml.collectives.loose import loose_of
@@ -141,38 +143,53 @@ def _target(x: Any, out: Any, path: str) -> Any:
 
 
 class _Leaves(NamedTuple):
-    """A tree, taken apart and on this host."""
+    """A tree, taken apart; what is not on a device as NumPy arrays."""
 
-    host: list[Any]  # NumPy arrays in C order
+    host: list[Any]  # NumPy arrays in C order; arrays on devices as they are
     treedef: Any
     specs: list[Leaf]
     restore: list[Callable[[Any], Any]]  # of a NumPy array to an array of the leaf's library
     outs: list[Any] | None
+    near: list[int]  # numbers of those in host memory
+    far: list[int]  # and on devices
 
 
 def _tree(team: Team, x: Any, op: Any, compress: Any, out: Any, name: str | None) -> Any:
-    known, leaves, label = _guarded(team, name, lambda: _take_apart(x, op, out, name))
+    known, leaves, label = _guarded(team, name, lambda: _take_apart(x, op, out, name, compress))
     loose = loose_of(team, label)
     results: list[Any] = [None] * len(leaves.host)
 
+    def compressed() -> None:
+        from mpiml.collectives.exchanging import reduce_compressed
+
+        results[:] = [np.empty(h.shape, h.dtype) for h in leaves.host]
+        names = [spec.path for spec in leaves.specs]
+        reduce_compressed(team, compress, leaves.host, results, names, known, label)
+
     def work() -> None:
         groups = messages(
-            [spec.dtype_name for spec in leaves.specs], [h.nbytes for h in leaves.host]
+            [leaves.specs[i].dtype_name for i in leaves.near],
+            [leaves.host[i].nbytes for i in leaves.near],
         )
-        for group in groups:
+        for places in groups:
+            group = [leaves.near[place] for place in places]
             dtype = leaves.specs[group[0]].dtype_name
             _message(loose, group, leaves.host, results, dtype, known, label)
+        if leaves.far:
+            _on_devices(team, loose, leaves, results, known, label)
 
-    team.run(work, label)
+    team.run(work if compress is None else compressed, label)
     if leaves.outs is not None:
-        for target, result in zip(leaves.outs, results, strict=True):
-            np.copyto(target, result)
+        for number in leaves.near:
+            np.copyto(leaves.outs[number], results[number])
         return out
     made = [back(result) for back, result in zip(leaves.restore, results, strict=True)]
     return unflatten(leaves.treedef, made)
 
 
-def _take_apart(x: Any, op: Any, out: Any, name: str | None) -> tuple[str, _Leaves, Label]:
+def _take_apart(
+    x: Any, op: Any, out: Any, name: str | None, compress: Any
+) -> tuple[str, _Leaves, Label]:
     known = op_name(op, "allreduce")
     found, treedef, paths = flatten(x, "allreduce")
     specs = specs_of(found, paths)
@@ -180,14 +197,37 @@ def _take_apart(x: Any, op: Any, out: Any, name: str | None) -> tuple[str, _Leav
         op_code(
             known, spec.dtype_name, f"allreduce: leaf {spec.path}" if spec.path else "allreduce"
         )
-    host, restore = [], []
-    for leaf, spec in zip(found, specs, strict=True):
-        array, back = _to_numpy(leaf, spec)
-        host.append(array)
-        restore.append(back)
-    outs = None if out is None else _outs(out, found, host, specs, treedef)
-    label = Label("allreduce", known, name, None, "\n".join([s.text() for s in specs]))
-    return known, _Leaves(host, treedef, specs, restore, outs), label
+    far = [i for i, leaf in enumerate(found) if compress is None and on_device(leaf)]
+    near = [number for number in range(len(found)) if number not in set(far)]
+    host = list(found)
+    restore: list[Callable[[Any], Any]] = [lambda result: result] * len(found)
+    for number in near:
+        host[number], restore[number] = _to_numpy(found[number], specs[number])
+    outs = None if out is None else _outs(out, host, specs, treedef, near)
+    # Members must agree on where the arrays are: they meet in different places.
+    more = f"on devices: {', '.join(specs[i].path or 'x' for i in far)}" if far else ""
+    more = more if compress is None else "compressed"
+    text = "\n".join([s.text() for s in specs])
+    label = Label("allreduce", known, name, None, text, more)
+    return known, _Leaves(host, treedef, specs, restore, outs, near, far), label
+
+
+def _on_devices(
+    team: Team, loose: Any, leaves: _Leaves, results: list[Any], op: str, label: Label
+) -> None:
+    """Reduce the leaves that lie on devices."""
+    nothing = np.empty(0, np.uint8)
+    loose.reduce(nothing, nothing, "uint8", "max", label)  # here members compare
+    made = reduce_arrays(
+        team,
+        [leaves.host[i] for i in leaves.far],
+        [leaves.specs[i].path for i in leaves.far],
+        op,
+        None if leaves.outs is None else [leaves.outs[i] for i in leaves.far],
+        label,
+    )
+    for number, result in zip(leaves.far, made, strict=True):
+        results[number] = result
 
 
 def _to_numpy(leaf: Any, spec: Leaf) -> tuple[Any, Callable[[Any], Any]]:
@@ -214,14 +254,15 @@ def _to_numpy(leaf: Any, spec: Leaf) -> tuple[Any, Callable[[Any], Any]]:
 
 
 def _outs(
-    out: Any, found: Sequence[Any], host: Sequence[Any], specs: Sequence[Leaf], treedef: Any
+    out: Any, host: Sequence[Any], specs: Sequence[Leaf], treedef: Any, near: Sequence[int]
 ) -> list[Any]:
-    """Return the arrays of `out` as NumPy arrays that share its memory, checked."""
+    """Return the arrays of `out`, those in host memory as NumPy arrays that share it, checked."""
     targets, structure, _ = flatten(out, "allreduce: out")
     if structure != treedef:
         raise UsageError(f"allreduce: out: expected a tree like x, {treedef}, got {structure}")
-    views = []
-    for target, array, spec in zip(targets, host, specs, strict=True):
+    views = list(targets)
+    for number in near:
+        target, array, spec = targets[number], host[number], specs[number]
         view = target
         if family(type(target)) == "torch" and target.device.type == "cpu":
             flat = target.detach()
@@ -233,7 +274,7 @@ def _outs(
             raw = flat.reshape(-1).view(arrays.namespace(target).uint8).numpy()
             view = raw.view(array.dtype).reshape(spec.shape)
         _target(array, view, spec.path)
-        views.append(view)
+        views[number] = view
     return views
 
 

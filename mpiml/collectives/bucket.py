@@ -6,6 +6,8 @@ from typing import Any, Literal
 import numpy as np
 
 from mpiml.collectives.channel import open_channel
+from mpiml.collectives.device import open_device
+from mpiml.collectives.device_arrays import device_of, on_device
 from mpiml.collectives.labels import Label
 from mpiml.collectives.members import team_of
 from mpiml.collectives.ops import op_code, op_name
@@ -32,7 +34,8 @@ class Bucket:
         Whose ranks are the members; None: the replicas of the role of this node.
     like : array or tree of arrays
         Shapes and dtypes, in any nesting that optree knows. The values are not copied: the
-        bucket's arrays start at zero.
+        bucket's arrays start at zero. Where they lie on a CUDA device, so do the bucket's, as
+        CuPy arrays.
     result : {"own", "shared"}
         Where `allreduce` writes to. "own": each member's arrays, 2 n S bytes of traffic for n
         members of S bytes each. "shared": one array for the host, `result`, (n + 1) S bytes;
@@ -47,7 +50,8 @@ class Bucket:
     Attributes
     ----------
     tree
-        The member's arrays, in the structure of `like`; NumPy arrays, writable.
+        The member's arrays, in the structure of `like`; NumPy arrays (CuPy arrays on a
+        device), writable.
     result
         With ``result="shared"`` the host's results, read-only; otherwise `tree`.
     flat : list of numpy.ndarray
@@ -91,25 +95,36 @@ class Bucket:
         self._team = team
         self._name = name
         caught: UsageError | None = None
+        device = None
         try:
             leaves, self._treedef, paths = flatten(like, where)
             regions = Regions(specs_of(leaves, paths))
             said = regions.digest_text()
+            if any(map(on_device, leaves)):
+                device = _device(leaves, paths, result)
         except UsageError as error:  # the others must hear of it
             said, caught = f"!{error}", error
         more = f"result={result!r}, fallback={fallback}, check={check}"
+        more += ", on a device" if device is not None else ""
         label = Label(where, name=name, leaves=said, more=more)
         _agree(team, label, said, caught)
         self.regions = regions
         self._labels: dict[Any, Label] = {}
-        self._own, self._shared, self._channel = open_channel(
-            team, regions, result == "shared", fallback, check, label
-        )
-        self._tree = unflatten(self._treedef, regions.views(self._own))
+        self._own: memoryview | None = None  # None: on a device
+        self._shared: memoryview | None = None
+        self._channel: Any
+        if device is None:
+            self._own, self._shared, self._channel = open_channel(
+                team, regions, result == "shared", fallback, check, label
+            )
+            views, self._flat = regions.views(self._own), regions.flat(self._own)
+        else:
+            block, self._channel = open_device(team, regions, device, check, label)
+            views, self._flat = block.views(regions), block.flat(regions)
+        self._tree = unflatten(self._treedef, views)
         self._result = self._tree
         if self._shared is not None:
             self._result = unflatten(self._treedef, regions.views(self._shared.toreadonly()))
-        self._flat = regions.flat(self._own)
         self._counts = {"operations": 0, "bytes": 0}
 
     # -- what it holds -------------------------------------------------------------------------
@@ -174,9 +189,9 @@ class Bucket:
         ServiceGoneError
             The bucket is closed, here or by another member.
         """
-        label = self._labels.get(("allreduce", op, name))
+        label = self._labels.get(("allreduce", op, name, compress is None))
         if label is None:
-            label = self._label("allreduce", name, op)
+            label = self._label("allreduce", name, op, compress=compress)
         work = self._allreduce(label, compress)
         self._team.run(work, label)
 
@@ -187,7 +202,7 @@ class Bucket:
 
         Collective over the members. Returns a request with ``wait(timeout)`` and ``test()``.
         """
-        label = self._label("allreduce", name, op).here()
+        label = self._label("allreduce", name, op, compress=compress).here()
         return self._team.submit(self._allreduce(label, compress), label)
 
     def reduce_scatter(self, op: Any = "sum", name: str | None = None) -> None:
@@ -233,16 +248,34 @@ class Bucket:
         return self._team.submit(lambda: self._open(label).broadcast(root, label), label)
 
     def _allreduce(self, label: Label, compress: Any) -> Callable[[], None]:
-        if compress is not None:
-            raise UsageError("not yet")
         channel = self._open(label)
-        return lambda: channel.allreduce(label.op, label)
+        if compress is None:
+            return lambda: channel.allreduce(label.op, label)
+        return lambda: self._compressed(label, compress)
+
+    def _compressed(self, label: Label, compress: Any) -> None:
+        from mpiml.collectives.exchanging import reduce_compressed
+
+        names = [leaf.path for leaf in self.regions.leaves]
+
+        def work(leaves: list[Any]) -> None:
+            reduce_compressed(self._team, compress, leaves, leaves, names, label.op, label)
+
+        if self._own is None:
+            self._open(label).on_host(work)
+        else:
+            work(self.regions.views(self._own))
 
     def _label(
-        self, kind: str, name: str | None, op: Any = None, root: int | None = None
+        self,
+        kind: str,
+        name: str | None,
+        op: Any = None,
+        root: int | None = None,
+        compress: Any = None,
     ) -> Label:
         """Return what members compare of an operation, checked; made once for each."""
-        key = (kind, op if root is None else root, name)
+        key = (kind, op if root is None else root, name, compress is None)
         label = self._labels.get(key)
         if label is None:
             where = f"Bucket.{kind}"
@@ -253,6 +286,7 @@ class Bucket:
             if root is not None and not 0 <= root < self.size:
                 raise UsageError(f"{where}: root: expected 0..{self.size - 1}, got {root}")
             more = "" if root is None else f"root={root}"
+            more = more if compress is None else "compressed"
             title = where if self._name is None else f"{where} of {self._name!r}"
             label = Label(title, known, name, None, self.regions.digest_text(), more)
             self._labels[key] = label
@@ -299,6 +333,22 @@ class Bucket:
             f"<Bucket{name} of {len(self.regions.leaves)} arrays, {self.regions.nbytes:,} bytes, "
             f"member {self.index} of {self.size}>"
         )
+
+
+def _device(leaves: list[Any], paths: tuple[str, ...], result: str) -> Any:
+    """Return the device that the bucket's memory is to lie on."""
+    for leaf, path in zip(leaves, paths, strict=True):
+        if not on_device(leaf):
+            raise UsageError(
+                f"Bucket: expected all arrays in one kind of memory, got {path or 'x'} in host "
+                "memory beside arrays on a device. Make a bucket for each."
+            )
+    if result == "shared":
+        raise UsageError(
+            "Bucket: result='shared' is for host memory; arrays on devices have own results. "
+            "Leave it out."
+        )
+    return device_of(leaves, paths, "Bucket")
 
 
 def _agree(team: Team, label: Label, said: str, caught: UsageError | None) -> None:

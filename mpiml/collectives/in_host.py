@@ -217,7 +217,7 @@ class InHost:
         plan = Plan()
         plan.post(0, TEXT, 0, external=True)
         plan.sync()
-        plan.gather(TEXT)
+        plan.gather(0, TEXT)
         everyone = bytearray(TEXT * self._members)
         while self._gang.run(plan, 1, False, _SLICE_US, text, everyone) != _DONE:
             waiting([self._team.local[i] for i in self._gang.missing()])

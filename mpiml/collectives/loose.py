@@ -1,6 +1,9 @@
 """Arrays of a team that lie in no bucket: the way they take, and the memory it needs."""
 
+from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from mpiml.collectives.arena import make_arena
 from mpiml.collectives.labels import Label
@@ -43,6 +46,22 @@ class Loose:
             What is compared.
         """
         self._staged.allreduce(source, out, dtype, op, label)
+
+    def gather(
+        self, array: "np.ndarray[Any, Any]", lengths: Sequence[int], label: Label
+    ) -> "list[np.ndarray[Any, Any]]":
+        """Return the bytes that each member brings.
+
+        Parameters
+        ----------
+        array : numpy.ndarray
+            (n,) uint8, what this one brings.
+        lengths : sequence of int
+            Of each member's array; the same on all of them.
+        label : Label
+            What is compared.
+        """
+        return self._staged.gather(array, lengths, label)  # type: ignore[no-any-return]
 
     def refuse(self, label: Label) -> None:
         """Take part in an operation that this member cannot do, so that all hear of it."""

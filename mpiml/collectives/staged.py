@@ -6,7 +6,10 @@ mailboxes for each, used in turn, so one meeting per chunk is enough. Where memb
 each combines a part of the chunk only, and fetches the others' parts after a second meeting.
 """
 
+from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from mpiml._native import GANG_INLINE, Plan
 from mpiml.collectives.arena import Arena
@@ -63,6 +66,29 @@ class Staged:
             plan = self._plan(dtype, nbytes, op_code(op, dtype, "allreduce"))
             self._plans[dtype, nbytes, op] = plan
         self._host.run(plan, label, source, out)
+
+    def gather(
+        self, array: "np.ndarray[Any, Any]", lengths: Sequence[int], label: Label
+    ) -> "list[np.ndarray[Any, Any]]":
+        """Return the bytes that each member brings, (n,) uint8; see `Loose.gather`."""
+        most = max(lengths, default=0)
+        part = max(min(CHUNK, most), 1)
+        parts = -(-most // part)
+        source = np.zeros(parts * part, np.uint8)
+        source[: array.size] = array
+        found = np.empty((parts, self._members, part), np.uint8)
+        plan = Plan()
+        in_slot = part <= GANG_INLINE
+        plan.sync()  # what is compared before anything is posted
+        for number in range(parts):
+            plan.post(number * part, part, 0, external=True, in_slot=in_slot)
+            plan.sync()
+            plan.gather(number * self._members * part, part, in_slot=in_slot)
+        self._host.run(plan, label, source, found)
+        return [
+            np.ascontiguousarray(found[:, i]).reshape(-1)[:length]
+            for i, length in enumerate(lengths)
+        ]
 
     def refuse(self, label: Label) -> None:
         """Come to an operation that this member cannot do."""

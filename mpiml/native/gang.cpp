@@ -297,10 +297,12 @@ void bind_plan(nb::module_ &m) {
              "in_slot"_a = false,
              "Combine what all posted for the last meeting.")
         .def("gather",
-             [](Plan &p, std::size_t nbytes) {
-                 add(p, {Step::Kind::gather, Dtype::u8, Op::sum, 1.0, 0, 0, nbytes});
+             [](Plan &p, std::size_t at, std::size_t nbytes, bool in_slot) {
+                 add(p, {Step::Kind::gather, Dtype::u8, Op::sum, 1.0, at, 0, nbytes,
+                         mpiml::kOwn, false, in_slot});
              },
-             "nbytes"_a, "Copy what each posted to `out`, in the order of members.")
+             "at"_a, "nbytes"_a, "in_slot"_a = false,
+             "Copy what each has posted to `output`, in the order of members.")
         .def("__len__", [](const Plan &p) { return p.steps.size(); });
 }
 
