@@ -152,6 +152,7 @@ class Team:
         self.worker = Worker()
         self.loose: Any = None  # what reduces arrays outside of buckets
         self.calls: dict[Any, Any] = {}  # what has been prepared for calls that come again
+        self._round = False  # between begin_round and end_round
         self._numbers = itertools.count()
         self._closing: list[Callable[[], None]] = []
 
@@ -217,6 +218,9 @@ class Team:
 
     def run(self, work: Callable[[], None], label: Any) -> None:
         """Do one operation of this member, after those begun before."""
+        if self._round:
+            self.worker.run(work)
+            return
         self.hooks.begin(label)
         try:
             self.worker.run(work)
@@ -225,10 +229,26 @@ class Team:
 
     def submit(self, work: Callable[[], None], label: Any) -> Request:
         """Begin one operation of this member; those of a team are done one after another."""
+        if self._round:
+            return self.worker.submit(work, label)
         self.hooks.begin(label)
         request = self.worker.submit(work, label)
         self.hooks.end()
         return request
+
+    def begin_round(self, label: Any) -> None:
+        """Enter a collective that is made of several operations: no stop comes between them.
+
+        Collective over the members. `end_round` ends it, from whatever thread.
+        """
+        self.hooks.begin(label)
+        self._round = True
+
+    def end_round(self) -> None:
+        """Leave what `begin_round` has entered."""
+        if self._round:
+            self._round = False
+            self.hooks.end()
 
     def closes(self, function: Callable[[], None]) -> None:
         """Call `function` when the team is closed."""

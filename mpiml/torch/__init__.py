@@ -10,7 +10,14 @@ except ImportError as error:
 
     raise MissingLibraryError("mpiml.torch", "PyTorch", "torch", error) from None
 
+from mpiml.torch.gradients import GradientSync
 from mpiml.torch.group import ProcessGroup, init_process_group
 from mpiml.torch.store import RoleStore, StoreTimeoutError
 
-__all__ = ["ProcessGroup", "RoleStore", "StoreTimeoutError", "init_process_group"]
+__all__ = [
+    "GradientSync",
+    "ProcessGroup",
+    "RoleStore",
+    "StoreTimeoutError",
+    "init_process_group",
+]

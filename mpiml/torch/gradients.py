@@ -1,0 +1,314 @@
+"""`GradientSync`: the gradients of a model, reduced over a role while backward still runs.
+
+The design is that of PyTorch's DistributedDataParallel (Li et al., VLDB 2020): gradients live
+in buckets, in the reverse order of the parameters, and a bucket is reduced as soon as backward
+has come to all of it. Here the buckets lie in memory that the members of a host share, so that
+reducing them copies nothing.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from mpiml.collectives.bucket import Bucket
+from mpiml.collectives.labels import Label
+from mpiml.collectives.members import team_of
+from mpiml.collectives.regions import first_difference
+from mpiml.errors import UsageError
+from mpiml.torch.checks import WHERE, check_model, check_options, describe
+from mpiml.torch.joining import Join
+from mpiml.torch.memory import Courier
+from mpiml.torch.parcels import Parcel, assign
+from mpiml.torch.reducing import Reduction
+
+__all__ = ["GradientSync"]
+
+
+class GradientSync:
+    """Makes ``loss.backward()`` reduce the gradients of a model over the members.
+
+    Collective over the members: construction, every backward of the model outside of
+    `no_sync`, and `join`. ``backward()`` returns when the gradients are reduced, so the loop
+    of a training that has one is left as it is::
+
+        sync = mpiml.torch.GradientSync(model)
+        for x, y in batches:
+            optimizer.zero_grad()
+            loss(model(x), y).backward()
+            optimizer.step()
+
+    Every parameter's ``.grad`` is a view of a bucket, and stays it after ``zero_grad()``. A
+    bucket is reduced while backward goes on, in the same order on all members, and each of its
+    elements is added in the order of the members: the gradients are the same on all of them,
+    to the last bit.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        The same on all members: names, shapes, dtypes and memory formats of its parameters.
+        Those with ``requires_grad`` are reduced; shared ones once.
+    comm : mpi4py.MPI.Intracomm, optional
+        Whose ranks are the members; None: the replicas of the role of this node, which may be
+        threads of one process, each with a model of its own.
+    op : {"mean", "sum"}
+        "mean" makes of the members' mean losses that of the whole batch, where their parts
+        are equal in size.
+    bucket_bytes : int
+        Of a bucket of gradients.
+    first_bucket_bytes : int
+        Of the first, which is smaller so that it starts early.
+    compress : codec, optional
+        See `mpiml.collectives.compression`.
+    broadcast : bool
+        Begin with member 0's parameters and buffers.
+    broadcast_buffers : bool
+        Give all members member 0's buffers (running means, say) after every backward that
+        reduces.
+    find_unused : bool
+        Let parameters be without a gradient: where no member has one, ``.grad`` stays None;
+        where some have, the others count as zero. It costs one small message. With False such
+        a parameter is an error, after the gradients of the others have been reduced.
+    fallback : bool
+        Without shared memory (``/dev/shm`` too small) send messages, instead of failing.
+    name : str, optional
+        What messages call it.
+
+    Raises
+    ------
+    UsageError
+        The members' models or arguments differ; the model is of a kind that cannot be reduced;
+        it has no parameters to train. On all members.
+
+    Notes
+    -----
+    A second backward before ``zero_grad()`` adds to gradients that are reduced already, which
+    a mean leaves as they are, and a sum does not. ``torch.autograd.grad`` reduces nothing.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        comm: Any = None,
+        *,
+        op: str = "mean",
+        bucket_bytes: int = 25 << 20,
+        first_bucket_bytes: int = 1 << 20,
+        compress: Any = None,
+        broadcast: bool = True,
+        broadcast_buffers: bool = True,
+        find_unused: bool = True,
+        fallback: bool = False,
+        name: str | None = None,
+    ) -> None:
+        self._title = WHERE if name is None else f"{WHERE} {name!r}"
+        self._comm = comm
+        self._model = model
+        self._bytes = bucket_bytes
+        self._fallback = fallback
+        self._closed = False
+        self._team = team_of(comm, WHERE)
+        self._agree({
+            "op": op, "bucket_bytes": bucket_bytes, "first_bucket_bytes": first_bucket_bytes,
+            "compress": repr(compress), "broadcast": broadcast,
+            "broadcast_buffers": broadcast_buffers, "find_unused": find_unused,
+        })  # fmt: skip
+        title = "gradients" if name is None else f"gradients of {name}"
+        parameters = list(model.named_parameters())
+        trained = [(key, p) for key, p in parameters if p.requires_grad]
+        self._frozen = [(key, p) for key, p in parameters if not p.requires_grad]
+        sizes = [p.numel() * p.element_size() for _, p in trained]
+        plan = assign(sizes, bucket_bytes, first_bucket_bytes)
+        parcels = [
+            Parcel(comm, [(*trained[i], i) for i in numbers], f"{title}, bucket {k}", fallback)
+            for k, numbers in enumerate(plan)
+        ]
+        bytes_of = {"here": self._team.size, "used": len(trained)}
+        control = Bucket(
+            comm,
+            {key: torch.empty(count, dtype=torch.uint8) for key, count in bytes_of.items()},
+            name=f"{title}, control",
+            fallback=fallback,
+        )
+        self._reduction = Reduction(
+            self._team, self._title, parcels, control, op, compress, find_unused
+        )
+        self._stored = [
+            (module, key)
+            for module in model.modules()
+            for key, value in module._buffers.items()
+            if value is not None
+        ]
+        self._courier: Courier | None = None
+        if self._stored and broadcast_buffers:
+            self._courier = self._courier_of(self._buffers(), "buffers")
+            self._reduction.send_buffers = self._send_buffers
+        if broadcast:
+            self.broadcast()
+        self._hooks: list[Any] = [model.register_forward_pre_hook(self._on_forward)]
+        for slot in self._reduction.slots:
+            param: Any = slot.param
+            hook = self._reduction.hook(slot)
+            self._hooks.append(param.register_post_accumulate_grad_hook(hook))
+
+    # -- what the user calls -------------------------------------------------------------------
+
+    @property
+    def index(self) -> int:
+        """The number of this member."""
+        return self._team.index
+
+    @property
+    def size(self) -> int:
+        """How many members there are."""
+        return self._team.size
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Let backwards in this block add up gradients without reducing them.
+
+        Local; to be entered by all members for the same backwards. The first backward after
+        it reduces the whole sum::
+
+            with sync.no_sync():
+                loss(model(x1), y1).backward()
+            loss(model(x2), y2).backward()
+        """
+        self._check_open()
+        self._reduction.off += 1
+        try:
+            yield
+        finally:
+            self._reduction.off -= 1
+
+    def join(self, step: Callable[[], Any] | None = None) -> Join:
+        """Return a block for members that have different numbers of batches.
+
+        Collective over the members. A member that leaves the block goes on with zeros until
+        all have left it. "mean" divides by the members that still have data, and each of them
+        goes on with the same gradients. ::
+
+            with sync.join():
+                for x, y in batches:  # of another length on each member
+                    optimizer.zero_grad()
+                    loss(model(x), y).backward()
+                    optimizer.step()
+
+        At the end all members get the parameters and buffers of one that was the last to have
+        data. The state of an optimizer (momentum) of the others is behind; `step` cures that.
+
+        Parameters
+        ----------
+        step
+            What a member that has no more data does with each gradient of the others, usually
+            ``optimizer.step``. Parameters and optimizers are then the same everywhere all the
+            time, and are not sent at the end.
+        """
+        self._check_open()
+        return Join(self._reduction, self.broadcast, step)
+
+    def broadcast(self, root: int = 0) -> None:
+        """Give every member the parameters and buffers of member `root`. Collective."""
+        tensors = [p for _, p in self._model.named_parameters()] + self._buffers()
+        courier = self._courier_of(tensors, "parameters")
+        try:
+            courier.send(tensors, root)
+        finally:
+            courier.close()
+
+    def close(self) -> None:
+        """Leave the gradients alone from now on. Local: call it on every member.
+
+        They stay where they are, and keep their memory.
+        """
+        self._closed = True
+        for hook in self._hooks:
+            hook.remove()
+        for parcel in self._reduction.parcels:
+            parcel.bucket.close()
+        self._reduction.control.close()
+        if self._courier is not None:
+            self._courier.close()
+
+    def statistics(self) -> dict[str, Any]:
+        """Return sizes and counts, for logs.
+
+        ``reduced_early``: buckets whose reduction began while backward still ran.
+        ``wait_seconds``: how long backwards have waited at their end.
+        """
+        parcels = self._reduction.parcels
+        return {
+            "members": self.size,
+            "parameters": len(self._reduction.slots),
+            "buckets": len(parcels),
+            "bytes": sum(parcel.bucket.regions.nbytes for parcel in parcels),
+            "way": parcels[0].bucket.statistics()["way"],
+            **self._reduction.counts,
+        }
+
+    def __enter__(self) -> "GradientSync":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        reduction = self._reduction
+        return (
+            f"<GradientSync of {len(reduction.slots)} parameters in {len(reduction.parcels)} "
+            f"buckets, member {self.index} of {self.size}>"
+        )
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _agree(self, options: Mapping[str, Any]) -> None:
+        """Raise on every member where one cannot go on, or they differ."""
+        label = Label(self._title, str(options["op"]))
+        caught, text = None, ""
+        try:
+            check_options(options["op"], self._bytes, options["first_bucket_bytes"])
+            check_model(self._model, self._title)
+            text = describe(self._model, options)
+        except UsageError as error:  # the others must hear of it
+            caught = error
+        self._team.agree(caught, label)
+        texts = [t.decode() for t in self._team.exchange(text.encode(), label)]
+        difference = first_difference(texts)
+        if difference:
+            raise UsageError(
+                f"{self._title}: expected the same model and arguments on all "
+                f"{self._team.size} members of {self._team.title}, got {difference}. This is "
+                f"member {self._team.index}. Make the model the same way on every member."
+            )
+
+    def _courier_of(self, tensors: list[torch.Tensor], what: str) -> Courier:
+        title = f"{self._title}, {what}"
+        return Courier(self._comm, tensors, self._bytes, title, self._fallback)
+
+    def _buffers(self) -> list[torch.Tensor]:
+        return [module._buffers[key] for module, key in self._stored]  # type: ignore[misc]
+
+    def _send_buffers(self, root: int) -> None:
+        assert self._courier is not None
+        self._courier.send(self._buffers(), root)
+
+    def _on_forward(self, *_: Any) -> None:
+        """Refuse what would go unnoticed."""
+        if self._reduction.active:
+            raise UsageError(
+                f"{self._title}: the last backward did not come to its end: it raised, or "
+                "parameters in checkpoints with use_reentrant=True have no gradient. The other "
+                "members wait for the gradients of this one: let the error end the program, or "
+                "make the checkpoints with use_reentrant=False."
+            )
+        for key, param in self._frozen:
+            if param.requires_grad:
+                raise UsageError(
+                    f"{self._title}: parameter {key!r} was frozen when it was made, and is "
+                    "trained now: its gradients would not be reduced. Make a new GradientSync."
+                )
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError(f"{self._title}: it is closed; make another one")
