@@ -20,7 +20,7 @@ def team_of(comm: Any, where: str) -> Team:
 
     Parameters
     ----------
-    comm : mpi4py.MPI.Intracomm or None
+    comm : mpi4py.MPI.Intracomm, Team or None
         None: the role of the node whose code this is.
     where : str
         Opens the message of an error.
@@ -30,6 +30,8 @@ def team_of(comm: Any, where: str) -> Team:
     UsageError
         `comm` is no intracommunicator; or it is None, outside of a node.
     """
+    if isinstance(comm, Team):
+        return comm
     if comm is None:
         scope = current_scope(required=bool(owners))  # it says why, beside a program
         if scope is None:
