@@ -63,8 +63,12 @@ def bench(*argv, timeout=240):
     return ended.stdout
 
 
+def test_each_benchmark_has_its_rows_here():
+    assert ROWS.keys() == NAMES.keys() - {"gpu"}  # which tests/gpu and test_gpu.py look at
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ROWS)
 def test_each_benchmark_measures_all_its_rows(name, mpi_launcher):
     ranks = ["--ranks", "4"] if name in ("rpc", "startup", "allreduce") else []
     found = json.loads(bench(name, "--quick", "--json", *ranks))
