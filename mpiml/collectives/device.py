@@ -5,9 +5,11 @@ A bucket's memory is one block of the device; arrays outside of one pass through
 many small ones together, long ones in pieces.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 from weakref import WeakKeyDictionary
+
+import numpy as np
 
 from mpiml.collectives.device_arrays import Lent, device_of, lend, target
 from mpiml.collectives.device_group import WAYS, DeviceGroup, Span
@@ -53,6 +55,7 @@ class DeviceChannel:
 
     def __init__(self, group: DeviceGroup, regions: Regions) -> None:
         self._group = group
+        self._regions = regions
         self._spans = [Span(r.dtype_name, r.offset, r.count) for r in regions.regions]
 
     @property
@@ -77,6 +80,18 @@ class DeviceChannel:
     def broadcast(self, root: int, label: Label) -> None:
         """Copy member `root`'s memory to all others."""
         self._group.broadcast(self._spans, root, label)
+
+    def on_host(self, work: Callable[[list[Any]], None]) -> None:
+        """Give `work` the member's arrays in host memory, and take back what it leaves there."""
+        memory = np.empty(self._regions.nbytes, np.uint8)
+        pointer = self._group.slab.pointer
+        inward, outward = self._group.device.lanes()
+        self._group.device.settle()
+        inward.to_host(memory, pointer)
+        inward.mark().wait()
+        work(self._regions.views(memory.data))
+        outward.to_device(pointer, memory)
+        outward.mark().wait()
 
     def close(self) -> None:
         """Let go of the memory. Local. Arrays in it keep it."""
