@@ -114,23 +114,8 @@ class GradientSync:
             "compress": repr(compress), "broadcast": broadcast,
             "broadcast_buffers": broadcast_buffers, "find_unused": find_unused,
         })  # fmt: skip
-        title = "gradients" if name is None else f"gradients of {name}"
-        parameters = list(model.named_parameters())
-        trained = [(key, p) for key, p in parameters if p.requires_grad]
-        self._frozen = [(key, p) for key, p in parameters if not p.requires_grad]
-        sizes = [p.numel() * p.element_size() for _, p in trained]
-        plan = assign(sizes, bucket_bytes, first_bucket_bytes)
-        parcels = [
-            Parcel(comm, [(*trained[i], i) for i in numbers], f"{title}, bucket {k}", fallback)
-            for k, numbers in enumerate(plan)
-        ]
-        bytes_of = {"here": self._team.size, "used": len(trained)}
-        control = Bucket(
-            comm,
-            {key: torch.empty(count, dtype=torch.uint8) for key, count in bytes_of.items()},
-            name=f"{title}, control",
-            fallback=fallback,
-        )
+        self._frozen = [(key, p) for key, p in model.named_parameters() if not p.requires_grad]
+        parcels, control = self._make_buckets(first_bucket_bytes)
         self._reduction = Reduction(
             self._team, self._title, parcels, control, op, compress, find_unused
         )
@@ -282,6 +267,28 @@ class GradientSync:
                 f"member {self._team.index}. Make the model the same way on every member."
             )
 
+    def _make_buckets(self, first_bucket_bytes: int) -> tuple[list[Parcel], Bucket]:
+        """Return the buckets of gradients, and the one for who has data and what was used."""
+        trained = [(key, p) for key, p in self._model.named_parameters() if p.requires_grad]
+        sizes = [p.numel() * p.element_size() for _, p in trained]
+        parcels = [
+            Parcel(
+                self._comm,
+                [(*trained[i], i) for i in numbers],
+                f"{self._title}, bucket {number}",
+                self._fallback,
+            )
+            for number, numbers in enumerate(assign(sizes, self._bytes, first_bucket_bytes))
+        ]
+        bytes_of = {"here": self._team.size, "used": len(trained)}
+        control = Bucket(
+            self._comm,
+            {key: torch.empty(count, dtype=torch.uint8) for key, count in bytes_of.items()},
+            name=f"{self._title}, control",
+            fallback=self._fallback,
+        )
+        return parcels, control
+
     def _courier_of(self, tensors: list[torch.Tensor], what: str) -> Courier:
         title = f"{self._title}, {what}"
         return Courier(self._comm, tensors, self._bytes, title, self._fallback)
@@ -295,13 +302,7 @@ class GradientSync:
 
     def _on_forward(self, *_: Any) -> None:
         """Refuse what would go unnoticed."""
-        if self._reduction.active:
-            raise UsageError(
-                f"{self._title}: the last backward did not come to its end: it raised, or "
-                "parameters in checkpoints with use_reentrant=True have no gradient. The other "
-                "members wait for the gradients of this one: let the error end the program, or "
-                "make the checkpoints with use_reentrant=False."
-            )
+        self._reduction.on_forward()
         for key, param in self._frozen:
             if param.requires_grad:
                 raise UsageError(

@@ -8,6 +8,7 @@ import torch
 
 from mpiml.collectives.bucket import Bucket
 from mpiml.collectives.labels import Label
+from mpiml.collectives.requests import Request
 from mpiml.collectives.team import Team
 from mpiml.errors import UsageError
 from mpiml.torch.parcels import Parcel, Slot
@@ -79,6 +80,7 @@ class Reduction:
         self._find_unused = find_unused
         self._device = self.slots[0].param.device
         self._tasks: set[int] = set()  # backwards that will call us at their end
+        self._inside = False  # the last reduction ended inside of a backward that went on
         self._next = 0  # the bucket to be reduced next
 
     def hook(self, slot: Slot) -> Callable[[torch.Tensor], None]:
@@ -99,7 +101,8 @@ class Reduction:
             _queue_callback(self._on_end)
         if not self.active:
             self.begin()
-        if slot.ready and slot.parcel.request is not None:
+        again = slot.ready and slot.parcel.request is not None
+        if again or (self._inside and self.op == "sum"):  # a mean of means is the mean
             raise UsageError(
                 f"{self.title}: parameter {slot.name!r} gets a second gradient in one backward, "
                 "after its bucket has been reduced. Checkpoint the segments that share it with "
@@ -111,6 +114,19 @@ class Reduction:
             while self._next < len(self.parcels) and not self.parcels[self._next].left:
                 self._launch()
                 self.counts["reduced_early"] += 1
+
+    def on_forward(self) -> None:
+        """Refuse to go on after a backward that did not come to its end."""
+        if torch._C._current_graph_task_id() != -1:
+            return  # a checkpoint computes it again
+        self._inside = False
+        if self.active:
+            raise UsageError(
+                f"{self.title}: the last backward did not come to its end: it raised, or "
+                "parameters in checkpoints with use_reentrant=True have no gradient. The other "
+                "members wait for the gradients of this one: let the error end the program, or "
+                "make the checkpoints with use_reentrant=False."
+            )
 
     def begin(self) -> None:
         """Begin a backward that reduces: one round of the members, whatever it is made of."""
@@ -134,6 +150,7 @@ class Reduction:
         if not self.active or (inner and any(parcel.left for parcel in self.parcels)):
             return  # a backward inside of one, of a reentrant checkpoint: the outer one goes on
         missing = self.finish()
+        self._inside = inner
         if missing and not self._find_unused:
             raise UsageError(
                 f"{self.title}: expected a gradient of every parameter, got none of "
@@ -155,16 +172,19 @@ class Reduction:
                 self.send_buffers(root)
         finally:
             self.team.end_round()
+            self._again()  # an error of an operation is one on all members, who may go on
         for slot in self.slots:
             if slot.param.grad is None and (used[slot.number] or not self._find_unused):
                 slot.param.grad = slot.view
+        self.counts["backwards"] += 1
+        return missing
+
+    def _again(self) -> None:
         self.active = False
         self._tasks.clear()
         self._next = 0
         for parcel in self.parcels:
             parcel.again()
-        self.counts["backwards"] += 1
-        return missing
 
     def _reduce(self, used: Any) -> list[str]:
         missing = []
@@ -182,8 +202,19 @@ class Reduction:
         if self._find_unused:
             requests.append(self.control.iallreduce("max", name="used"))
         began = time.perf_counter()
-        for request in requests:
-            assert request is not None
-            request.wait()
+        _wait_for_all(requests)
         self.counts["wait_seconds"] += time.perf_counter() - began
         return missing
+
+
+def _wait_for_all(requests: Sequence[Request | None]) -> None:
+    """Wait for all of them, and then raise the first error there was."""
+    first: Exception | None = None
+    for request in requests:
+        assert request is not None
+        try:
+            request.wait()
+        except Exception as error:
+            first = first or error
+    if first is not None:
+        raise first

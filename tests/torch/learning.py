@@ -1,5 +1,7 @@
 """One role of learners, in threads or on the ranks of mpiexec; models and batches for them."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -42,7 +44,7 @@ def batch(seed, rows, columns=6):
 def net(seed=0, sizes=(6, 16, 16, 2), dtype=torch.float32):
     """Return a small network whose values depend on the seed only."""
     layers = []
-    for number, (a, b) in enumerate(zip(sizes, sizes[1:], strict=False)):
+    for number, (a, b) in enumerate(itertools.pairwise(sizes)):
         layer = torch.nn.Linear(a, b)
         with torch.no_grad():
             layer.weight.copy_(batch(100 * seed + number, b, a) * 0.5)
