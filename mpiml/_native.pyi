@@ -80,7 +80,21 @@ class Plan:
         where: int,
         in_slot: bool = False,
     ) -> None: ...
+    def set_coefficients(self, coefficients: tuple[float, ...]) -> None: ...
     def sync(self) -> None: ...
+    def update(
+        self,
+        dtype: int,
+        op: int,
+        divisor: float,
+        at: int,
+        count: int,
+        where: int,
+        rule: int,
+        wide: bool,
+        param: Buffer,
+        states: tuple[Buffer, ...],
+    ) -> None: ...
 
 def checksum(buffer: Buffer, seed: int = 0) -> int: ...
 def convert(to: int, dst: Buffer, from_: int, src: Buffer) -> None: ...

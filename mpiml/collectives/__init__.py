@@ -11,10 +11,11 @@ from mpiml.later import refuse_attribute
 if TYPE_CHECKING:
     from mpiml.collectives.allreducing import allreduce
     from mpiml.collectives.bucket import Bucket
+    from mpiml.collectives.fused import FusedOptimizer
 
-__all__ = ["Bucket", "allreduce"]
+__all__ = ["Bucket", "FusedOptimizer", "allreduce"]
 
-_HOME = {"Bucket": "bucket", "allreduce": "allreducing"}
+_HOME = {"Bucket": "bucket", "FusedOptimizer": "fused", "allreduce": "allreducing"}
 
 
 def __getattr__(name: str) -> Any:

@@ -71,6 +71,11 @@ class InHost:
         self.way = "shared memory"
         self.used = _used(regions)
 
+    @property
+    def team(self) -> Team:
+        """The members; where memory is not shared, as if each process were a host."""
+        return self._team
+
     # -- operations ----------------------------------------------------------------------------
 
     def allreduce(self, op: str, label: Label) -> None:

@@ -1,10 +1,12 @@
 // Runs the plans of a gang's member, and shows both to Python.
+#include <array>
 #include <cstring>
 #include <memory>
 #include <optional>
 #include <string>
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -88,7 +90,7 @@ public:
                 if (status != kDone)
                     return status;
             } else {
-                perform(step);
+                perform(step, plan);
             }
             ++pc_;
         }
@@ -144,7 +146,7 @@ private:
         return kMismatch;
     }
 
-    void perform(const Step &s) {
+    void perform(const Step &s, const Plan &plan) {
         switch (s.kind) {
         case Step::Kind::reduce: {
             sources_.assign(segments_.begin(), segments_.end());
@@ -178,6 +180,16 @@ private:
                 std::memcpy(within(out_, out_bytes_, place, s.count),
                             posted(i, s, true), s.count);
             }
+            break;
+        }
+        case Step::Kind::update: {
+            const std::byte *one = s.where == mpiml::kShared ? shared()
+                                   : s.where < 0             ? own()
+                                   : segments_[static_cast<std::size_t>(s.where)];
+            if (s.where == mpiml::kAll)
+                plan.fused[s.fused]->run(segments_.data(), segments_.size(), plan.coefficients);
+            else
+                plan.fused[s.fused]->run(&one, 1, plan.coefficients);
             break;
         }
         case Step::Kind::sync:
@@ -257,6 +269,23 @@ Op op_of(int code) {
     return static_cast<Op>(code);
 }
 
+void add_update(Plan &plan, int dtype, int op, double divisor, std::size_t at, std::size_t count,
+                int where, int rule, bool wide, nb::handle param, const nb::tuple &states) {
+    auto target = std::make_unique<Bytes>(param, Access::write, "Plan.update: param");
+    std::vector<std::unique_ptr<Bytes>> kept;
+    for (const nb::handle state : states)
+        kept.push_back(std::make_unique<Bytes>(state, Access::write, "Plan.update: state"));
+    auto fused = std::make_shared<mpiml::Fused>(
+        dtype_of(dtype), op_of(op), divisor, at, count, static_cast<mpiml::Rule>(rule), wide,
+        std::move(target), std::move(kept));
+    Step step{Step::Kind::update};
+    step.where = where;
+    step.fused = plan.fused.size();
+    plan.bytes += fused->bytes();
+    plan.fused.push_back(std::move(fused));
+    plan.steps.push_back(step);
+}
+
 void bind_plan(nb::module_ &m) {
     nb::class_<Plan>(m, "Plan", nb::is_final(), "The steps of one operation of a `Gang`'s member.")
         .def(nb::init<>())
@@ -303,6 +332,14 @@ void bind_plan(nb::module_ &m) {
              },
              "at"_a, "nbytes"_a, "in_slot"_a = false,
              "Copy what each has posted to `output`, in the order of members.")
+        .def("update", &add_update, "dtype"_a, "op"_a, "divisor"_a, "at"_a, "count"_a,
+             "where"_a, "rule"_a, "wide"_a, "param"_a, "states"_a,
+             "Combine gradients as `reduce` does, and do an optimizer step with them.")
+        .def("set_coefficients",
+             [](Plan &p, const std::array<double, mpiml::kCoefficients> &c) {
+                 p.coefficients = mpiml::coefficients(c.data());
+             },
+             "coefficients"_a, "The numbers of the next step of an optimizer.")
         .def("__len__", [](const Plan &p) { return p.steps.size(); });
 }
 
