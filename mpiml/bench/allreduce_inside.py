@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from mpiml.bench.allreduce_rounds import MIB, SIZES, Way, in_turn, way_of
+from mpiml.bench.allreduce_steps import steps
 from mpiml.collectives import Bucket
 
 __all__ = ["ARRAYS", "inside", "many_like"]
@@ -33,13 +34,15 @@ def inside(comm: Any, plan: _Plan) -> dict[str, Any]:
     Returns
     -------
     dict
-        For each key of `plan` way -> seconds; ``memory``: way -> bytes of the arena over the
+        For each key of `plan` way -> seconds, with the size or optimizer above where there are
+        several; ``memory``: way -> bytes of the arena over the
         bytes of the data of all ranks.
     """
     return {
         "many": {size: _many(comm, SIZES[size], how) for size, how in plan["many"].items()},
         "check": _check(comm, plan["check"]),
         "halves": _halves(comm, plan["halves"]),
+        "fused": steps(comm, SIZES["64 MiB"], plan["fused"]),
         "memory": _memory(comm, plan["memory"]),
     }
 

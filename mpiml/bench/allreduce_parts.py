@@ -49,10 +49,7 @@ def part_rows(found: dict[str, Any], n: int) -> tuple[list[Row], list[str]]:
             sampled(f"halves_{name}", f"  {name}", "ms", took, halves["float32"])
             for name, took in halves.items() if name != "float32"
         ),
-        sampled("apart_64MiB", "64 MiB: in place, then Adam on each rank", "ms",
-                fused["apart"]),
-        sampled("fused_64MiB", "  fused step", "ms", fused["fused"], fused["apart"],
-                Goal("1.7 times faster", lambda value, ratio: (ratio or 1) * 1.7 <= 1)),
+        *(row for name, took in fused.items() for row in _fused_rows(name, took)),
         figure("memory_own", "arena: bytes per rank, of the data", "%", found["memory"]["own"],
                goal=at_most(101, "%")),
         figure("memory_shared", "  with a shared result", "%", found["memory"]["shared"],
@@ -64,3 +61,13 @@ def part_rows(found: dict[str, Any], n: int) -> tuple[list[Row], list[str]]:
             "bfloat16: not measured, ml_dtypes is not installed (pip install ml_dtypes)"
         )
     return rows, notes
+
+
+def _fused_rows(name: str, took: dict[str, list[float]]) -> list[Row]:
+    goal = Goal("1.7 times faster", lambda value, ratio: (ratio or 1) * 1.7 <= 1)
+    title = {"sgd": "SGD", "adam": "Adam"}[name]
+    return [
+        sampled(f"apart_{name}", f"64 MiB: in place, then {title} on every rank", "ms",
+                took["apart"]),
+        sampled(f"fused_{name}", f"  {title} fused", "ms", took["fused"], took["apart"], goal),
+    ]  # fmt: skip

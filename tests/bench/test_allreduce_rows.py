@@ -79,7 +79,7 @@ def parts(**changed):
         "many": {"1 MiB": {"one": [1.0], "many": [1.0]}},
         "check": {"off": [1.0], "on": [1.0]},
         "halves": {"float32": [1.0], "float16": [0.5]},
-        "fused": {"apart": [1.7], "fused": [1.0]},
+        "fused": {"adam": {"apart": [1.7], "fused": [1.0]}},
         "memory": {"own": 1.0, "shared": 1.5},
     }
     return part_rows(found | changed, 2)
@@ -99,7 +99,7 @@ def test_parts_that_cost_no_more_than_they_may_reach_their_goals():
     [
         ("many_1MiB", {"many": {"1 MiB": {"one": [1.0], "many": [1.11]}}}),
         ("check_on", {"check": {"off": [1.0], "on": [1.04]}}),
-        ("fused_64MiB", {"fused": {"apart": [1.6], "fused": [1.0]}}),
+        ("fused_sgd", {"fused": {"sgd": {"apart": [1.6], "fused": [1.0]}}}),
         ("memory_own", {"memory": {"own": 2.0, "shared": 1.5}}),
         ("memory_shared", {"memory": {"own": 1.0, "shared": 2.0}}),
     ],

@@ -33,7 +33,7 @@ ROWS = {
         *(f"64MiB_{end}" for end in ("copy", "speed", "bucket_bound", "shared_bound")),
         *("one_1MiB", "many_1MiB", "one_16MiB", "many_16MiB", "check_off", "check_on"),
         *("halves_float32", "halves_float16", "halves_bfloat16"),
-        *("apart_64MiB", "fused_64MiB", "memory_own", "memory_shared"),
+        *("apart_sgd", "fused_sgd", "apart_adam", "fused_adam", "memory_own", "memory_shared"),
     },
     "startup": {
         *("import_numpy", "import_mpiml", "import_names"),
