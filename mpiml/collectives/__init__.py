@@ -12,10 +12,11 @@ if TYPE_CHECKING:
     from mpiml.collectives.allreducing import allreduce
     from mpiml.collectives.bucket import Bucket
     from mpiml.collectives.fused import FusedOptimizer
+    from mpiml.collectives.sharded import ShardedOptimizer
 
-__all__ = ["Bucket", "FusedOptimizer", "allreduce"]
+__all__ = ["Bucket", "FusedOptimizer", "ShardedOptimizer", "allreduce"]
 
-_HOME = {"Bucket": "bucket", "FusedOptimizer": "fused", "allreduce": "allreducing"}
+_HOME = {"Bucket": "bucket", "FusedOptimizer": "fused", "ShardedOptimizer": "sharded", "allreduce": "allreducing"}
 
 
 def __getattr__(name: str) -> Any:
