@@ -72,8 +72,9 @@ def _channel(
     if not team.several_hosts:
         return InHost(team, arena, regions, shared, check)
     config = Config.read()
+    crowded = any(team.exchange(b"1" if team.spin_us == 0 else b"", label))
     choice = choose(
-        team.hosts, team.ranks, regions.nbytes, config.between, config.between_chunk
+        team.hosts, team.ranks, regions.nbytes, config.between, config.between_chunk, crowded
     )
     lane = open_lane(team, choice, label)
     return Between(team, arena, regions, shared, check, choice, lane)

@@ -88,6 +88,7 @@ def choose(
     nbytes: int,
     asked: str = "auto",
     chunk: int | None = None,
+    crowded: bool = False,
 ) -> Choice:
     """Return who sends between hosts.
 
@@ -102,6 +103,8 @@ def choose(
         process of its own; they are not taken without.
     chunk : int, optional
         ``MPIML_BETWEEN_CHUNK``, in bytes.
+    crowded : bool
+        Whether members of a host share cores: several senders then wait for each other.
     """
     counts = {hosts.count(host) for host in hosts}
     possible = len(counts) == 1 and len(set(ranks)) == len(ranks)
@@ -114,10 +117,14 @@ def choose(
     if asked == "leaders" or (asked == "stripes" and not several):
         why = "as MPIML_BETWEEN says" if asked == "leaders" else "stripes are not possible"
         return Choice("leaders", size, f"{on}, {why}")
-    if several and nbytes >= STRIPES_FROM:
+    if several and nbytes >= STRIPES_FROM and not crowded:
         return Choice("stripes", size, f"{on}, {nbytes:,} bytes")
-    why = "not as many members on each" if not possible else f"{nbytes:,} bytes"
-    return Choice("leaders", size, f"{on}, {why if most > 1 else 'one member on each'}")
+    why = f"{nbytes:,} bytes"
+    if crowded:
+        why = "members share cores"
+    if not possible:
+        why = "not a process for each, as many on every host"
+    return Choice("leaders", size, f"{on}, {why}")
 
 
 def split_op(op: str, dtype: str, members: int, hosts: int) -> Split:

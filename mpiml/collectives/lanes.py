@@ -110,10 +110,10 @@ class Lane:
 
     def allreduce(self, memory: memoryview, piece: Piece, op: str, divisor: float) -> Pending:
         """Begin to combine the `memory` of all, in place."""
-        if by_mpi(op, piece.region.dtype_name):
-            return self._by_mpi(memory, piece, op, divisor)
         if self.size == 2 or len(memory) * (self.size - 1) <= _SMALL:
             return self._all_to_all(memory, piece, op, divisor)
+        if by_mpi(op, piece.region.dtype_name):
+            return self._by_mpi(memory, piece, op, divisor)
         return self._in_parts(memory, piece, op, divisor)
 
     def broadcast(self, memory: memoryview, root: int) -> Pending:
