@@ -1,11 +1,13 @@
 import math
+import sys
+import types
 
 import ml_dtypes
 import numpy as np
 import pytest
 
 import mpiml
-from mpiml import optim, optim_step
+from mpiml import _native, optim, optim_step
 from mpiml.errors import UsageError
 
 RULES = {
@@ -128,6 +130,48 @@ def test_gradient_of_lower_precision(low):
     state = optimizer.init(formula)
     optim_step.apply_formula(optimizer.rule, optimizer.coefficients(1), formula, grad, *state)
     assert formula.tobytes() == exact.tobytes()
+
+
+class DeviceArray(np.ndarray):
+    """Stands for the array of CuPy, which no native loop may touch."""
+
+    def __buffer__(self, flags):
+        raise AssertionError("device memory was read by the host")
+
+
+DeviceArray.__module__, DeviceArray.__name__ = "cupy", "ndarray"
+
+
+@pytest.fixture
+def cupy(monkeypatch):
+    """A module with those functions of CuPy that are used, on arrays of its class."""
+
+    def of(function):
+        return lambda *arguments, **named: function(*arguments, **named).view(DeviceArray)
+
+    made = types.ModuleType("cupy")
+    for name in ("add", "divide", "empty_like", "multiply", "sqrt", "subtract", "zeros_like"):
+        setattr(made, name, of(getattr(np, name)))
+    monkeypatch.setitem(sys.modules, "cupy", made)
+    monkeypatch.setattr(_native, "update", None)
+    return made
+
+
+@every_rule
+def test_device_arrays_take_the_formula(rule, cupy):
+    optimizer = RULES[rule](weight_decay=0.125)
+    host, param = values(1003, np.float32), values(1003, np.float32).view(DeviceArray)
+    state, twin = optimizer.init(param), [np.zeros_like(host) for _ in optimizer.states]
+    assert all(type(array) is DeviceArray for array in state)
+    for step in (1, 2):
+        grad = values(1003, np.float16, seed=step)
+        optimizer.apply(param, grad.view(DeviceArray), state, step)
+        c = optimizer.coefficients(step)
+        optim_step.apply_formula(optimizer.rule, c, host, grad, *twin)
+    assert type(param) is DeviceArray
+    assert np.array_equal(param, host)
+    with pytest.raises(UsageError, match=r"a gradient of the parameter's library, got numpy"):
+        optimizer.apply(param, grad, state, 3)
 
 
 def test_gradient_is_only_read():

@@ -8,6 +8,7 @@ from mpiml import optim
 from mpiml.collectives import Bucket, FusedOptimizer, ShardedOptimizer
 from mpiml.errors import ServiceGoneError, UsageError
 from tests.collectives.everywhere import everywhere, modes
+from tests.fake_device import FakeArray, install
 
 RULES = {
     "sgd": lambda: optim.SGD(0.1, weight_decay=0.01),
@@ -186,5 +187,35 @@ def test_closed_bucket(mode):
         bucket.close()
         with pytest.raises(ServiceGoneError, match="the bucket is closed"):
             model.step()
+
+    everywhere(mode, body)
+
+
+@modes
+def test_device_arrays(mode, monkeypatch):
+    install(monkeypatch)
+
+    def body(comm):
+        found = []
+        for place in (np.ndarray, FakeArray):
+            tree = {name: array.view(place) for name, array in like().items()}
+            params, gradients = Bucket(comm, like=tree), Bucket(comm, like=tree)
+            assert type(params["w"]) is place
+            put(params, weights(0, "f4"))
+            model = ShardedOptimizer(params, gradients, optim.AdamW(0.1))
+            for step in (1, 2):
+                put(gradients, weights([params.index, step], "f4"))
+                model.step()
+            found.append((params, gradients, model.state_dict()))
+        (host, _, a), (device, gradients, b) = found
+        if several_hosts(host):
+            return
+        assert same(host.tree, device.tree)
+        assert same(a["params"], b["params"])
+        assert same(a["state"]["exp_avg_sq"], b["state"]["exp_avg_sq"])
+        with pytest.raises(UsageError, match="both buckets in host memory, or both on devices"):
+            ShardedOptimizer(host, gradients, optim.SGD(0.1))
+        with pytest.raises(UsageError, match="expected gradients in host memory"):
+            FusedOptimizer(gradients, like(), optim.SGD(0.1))
 
     everywhere(mode, body)
