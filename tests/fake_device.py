@@ -173,6 +173,10 @@ class FakeDevice:
     def settle(self):
         self._called("settle")
 
+    def mark(self):
+        self._called("mark")
+        return FakeMark(self)
+
     def finish(self):
         self._called("finish")
 
@@ -183,6 +187,14 @@ class FakeDevice:
     def pin(self, memory):
         self.pinned.append(memory.nbytes)
         return memory
+
+
+class FakeMark:
+    def __init__(self, device):
+        self.device = device
+
+    def wait(self):
+        self.device._called("marked")
 
 
 class FakeLibrary:

@@ -203,7 +203,7 @@ class Bucket:
         Collective over the members. Returns a request with ``wait(timeout)`` and ``test()``.
         """
         label = self._label("allreduce", name, op, compress=compress).here()
-        return self._team.submit(self._allreduce(label, compress), label)
+        return self._submit(self._allreduce(label, compress), label)
 
     def reduce_scatter(self, op: Any = "sum", name: str | None = None) -> None:
         """Combine the arrays of all members; each gets its `stripes` of the result.
@@ -217,7 +217,7 @@ class Bucket:
     def ireduce_scatter(self, op: Any = "sum", name: str | None = None) -> Request:
         """Begin `reduce_scatter`. Collective over the members."""
         label = self._label("reduce_scatter", name, op).here()
-        return self._team.submit(
+        return self._submit(
             lambda: self._open(label).reduce_scatter(label.op, label), label
         )
 
@@ -232,7 +232,7 @@ class Bucket:
     def iallgather(self, name: str | None = None) -> Request:
         """Begin `allgather`. Collective over the members."""
         label = self._label("allgather", name).here()
-        return self._team.submit(lambda: self._open(label).allgather(label), label)
+        return self._submit(lambda: self._open(label).allgather(label), label)
 
     def broadcast(self, root: int = 0, name: str | None = None) -> None:
         """Give every member the arrays of member `root`.
@@ -245,7 +245,15 @@ class Bucket:
     def ibroadcast(self, root: int = 0, name: str | None = None) -> Request:
         """Begin `broadcast`. Collective over the members."""
         label = self._label("broadcast", name, root=root).here()
-        return self._team.submit(lambda: self._open(label).broadcast(root, label), label)
+        return self._submit(lambda: self._open(label).broadcast(root, label), label)
+
+    def _submit(self, work: Callable[[], None], label: Label) -> Request:
+        """Begin an operation: on a device, after what this thread has begun there so far."""
+        channel = self._open(label)
+        if self._own is not None:
+            return self._team.submit(work, label)
+        ready = channel.mark()
+        return self._team.submit(lambda: channel.after(ready, work), label)
 
     def _allreduce(self, label: Label, compress: Any) -> Callable[[], None]:
         channel = self._open(label)

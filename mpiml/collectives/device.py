@@ -14,6 +14,7 @@ import numpy as np
 from mpiml.collectives.device_arrays import Lent, device_of, lend, target
 from mpiml.collectives.device_group import WAYS, DeviceGroup, Span
 from mpiml.collectives.device_protocol import Device, Slab
+from mpiml.collectives.device_stages import Event
 from mpiml.collectives.labels import Label
 from mpiml.collectives.ops import dtype_name
 from mpiml.collectives.regions import LINE, Regions
@@ -81,17 +82,40 @@ class DeviceChannel:
         """Copy member `root`'s memory to all others."""
         self._group.broadcast(self._spans, root, label)
 
+    def mark(self) -> Event:
+        """Return the point where the calling thread is on the device."""
+        return self._group.device.mark()
+
+    def after(self, ready: Event, work: Callable[[], None]) -> None:
+        """Do one operation of this channel when a point has been reached, not later."""
+        self._group.ready = ready
+        try:
+            work()
+        finally:
+            self._group.ready = None
+
     def on_host(self, work: Callable[[list[Any]], None]) -> None:
         """Give `work` the member's arrays in host memory, and take back what it leaves there."""
         memory = np.empty(self._regions.nbytes, np.uint8)
         pointer = self._group.slab.pointer
         inward, outward = self._group.device.lanes()
-        self._group.device.settle()
+        if self._group.ready is None:
+            self._group.device.settle()
+        else:
+            self._group.ready.wait()
         inward.to_host(memory, pointer)
         inward.mark().wait()
         work(self._regions.views(memory.data))
         outward.to_device(pointer, memory)
         outward.mark().wait()
+
+    def barrier(self, label: Label) -> None:
+        """Meet."""
+        self._group.barrier(label)
+
+    def refuse(self, label: Label) -> None:
+        """Come to an operation that this member cannot do: the others hear of it, and end."""
+        self._group.refuse(label)
 
     def close(self) -> None:
         """Let go of the memory. Local. Arrays in it keep it."""

@@ -11,6 +11,7 @@ it mapped; it serves the next bucket. Maps stay open for the same reason.
 
 import contextlib
 import importlib
+import sys
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
@@ -239,6 +240,20 @@ class CudaDevice:
         with self._here() as runtime:
             runtime.deviceSynchronize()
 
+    def mark(self) -> Event:
+        """Return the point where the calling thread is: on its current streams.
+
+        What is begun on them later is not waited for, so a backward pass goes on meanwhile.
+        """
+        with self._here():
+            events = [self.cupy.cuda.get_current_stream().record()]
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            event = torch.cuda.Event()
+            event.record(torch.cuda.current_stream(self.index))
+            events.append(event)
+        return _CudaEvent(events, self)
+
     def finish(self) -> None:
         """Wait for what this class has begun."""
         with self._here():
@@ -292,27 +307,29 @@ class _CudaLane:
         """Let what is begun from now on wait for an event of any lane."""
         assert isinstance(event, _CudaEvent)
         with self._device._here():
-            self._stream.wait_event(event.event)
+            for one in event.events:
+                self._stream.wait_event(one)
 
     def mark(self) -> "_CudaEvent":
         """Return the point where the lane is now."""
         with self._device._here():
-            return _CudaEvent(self._stream.record(), self._device)
+            return _CudaEvent([self._stream.record()], self._device)
 
 
 class _CudaEvent:
-    """A point in a stream."""
+    """A point in one stream, or in several."""
 
-    __slots__ = ("_device", "event")
+    __slots__ = ("_device", "events")
 
-    def __init__(self, event: Any, device: CudaDevice) -> None:
-        self.event = event
+    def __init__(self, events: Sequence[Any], device: CudaDevice) -> None:
+        self.events = events
         self._device = device
 
     def wait(self) -> None:
         """Block until all that was begun before it is done."""
         with self._device._here():
-            self.event.synchronize()
+            for event in self.events:
+                event.synchronize()
 
 
 class _Pinned:

@@ -21,7 +21,7 @@ from mpiml.collectives.channel import open_channel
 from mpiml.collectives.device_direct import agree_direct
 from mpiml.collectives.device_kernel import parts
 from mpiml.collectives.device_protocol import Device
-from mpiml.collectives.device_stages import SLOTS, Staging, chunk_size, run_stages
+from mpiml.collectives.device_stages import SLOTS, Event, Staging, chunk_size, run_stages
 from mpiml.collectives.labels import Label
 from mpiml.collectives.ops import numpy_dtype
 from mpiml.collectives.regions import Leaf, Regions, stripe
@@ -85,6 +85,9 @@ class DeviceGroup:
         The memory.
     capacity : int
         Bytes of it that all members have.
+    ready : Event or None
+        After which the operation that comes next may begin; None: after all that has been
+        begun on the device.
     why : str
         Why the way is not "device", where it is not.
     """
@@ -108,6 +111,7 @@ class DeviceGroup:
         self._lanes: Any = None
         self._direct = False
         self.why = ""
+        self.ready: Event | None = None
         self.capacity = 0
         self.grow(nbytes, label)
 
@@ -182,7 +186,8 @@ class DeviceGroup:
 
     def meet(self, label: Label) -> None:
         """Wait for this member's device, then for the other members; compare what they do."""
-        self.guarded(label, self.device.settle)
+        ready = self.ready
+        self.guarded(label, self.device.settle if ready is None else ready.wait)
 
     def guarded(self, label: Label, work: Callable[[], None]) -> None:
         """Do it, then meet again: what fails on one member's device is an error on all."""
@@ -198,6 +203,14 @@ class DeviceGroup:
         self._control.allreduce("max", label)
         if self._flag[0]:
             self._team.agree(failure, label)
+
+    def barrier(self, label: Label) -> None:
+        """Meet."""
+        self._control.barrier(label)
+
+    def refuse(self, label: Label) -> None:
+        """Come to an operation that this member cannot do: the others hear of it, and end."""
+        self._control.refuse(label)
 
     def way(self, dtype: str, op: str) -> str:
         """Return which of `WAYS` a reduction takes."""

@@ -8,7 +8,7 @@ device memory is a plain number, its address.
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from mpiml.collectives.device_stages import Lane
+from mpiml.collectives.device_stages import Event, Lane
 
 __all__ = ["Device", "Slab"]
 
@@ -64,6 +64,9 @@ class Device(Protocol):
 
     def settle(self) -> None:
         """Wait for all that anybody in this process has begun on the device."""
+
+    def mark(self) -> Event:
+        """Return the point where the calling thread is on the device, in any library."""
 
     def finish(self) -> None:
         """Wait for what this class has begun."""

@@ -82,6 +82,24 @@ def test_buckets(run, devices):
     assert devices[0].calls.count("combine") > 0
 
 
+def begun():
+    context = mpiml.context()
+    with Bucket(like=np.zeros(100, np.float32).view(FakeArray)) as bucket:
+        for begin in (bucket.iallreduce, bucket.ireduce_scatter, bucket.iallgather):
+            bucket.tree[:] = 1
+            begin().wait(20)
+        bucket.tree[:] = context.index
+        bucket.ibroadcast(1).wait(20)
+        assert np.all(bucket.tree == 1)
+
+
+def test_what_is_begun_waits_for_what_its_thread_has_done(run, devices):
+    run(of_role(begun, run.replicas))
+    calls = devices[0].calls
+    assert "settle" not in calls
+    assert calls.count("mark") == calls.count("marked") > 0
+
+
 def outside_of_buckets():
     context = mpiml.context()
     index, size = context.index, context.replicas

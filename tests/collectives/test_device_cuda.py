@@ -3,6 +3,7 @@
 import gc
 import sys
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -94,6 +95,31 @@ def test_copies_happen_when_waited_for(device):
     device.finish()
     assert device.read(b.pointer, 100) == bytes(range(100))
     assert device.read(a.pointer, 60) == bytes(50) + bytes(range(50, 60))
+
+
+def test_a_mark_waits_for_what_came_before_on_the_current_streams(cupy, device, monkeypatch):
+    waited = []
+
+    class Event:
+        def record(self, stream):
+            waited.append(("recorded on", stream))
+
+        def synchronize(self):
+            waited.append("torch")
+
+    torch = SimpleNamespace(
+        cuda=SimpleNamespace(
+            is_initialized=lambda: True, Event=Event, current_stream=lambda index: index
+        )
+    )
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    stream = cupy.cuda.get_current_stream()
+    stream.begin(lambda: waited.append("before"))
+    mark = device.mark()
+    stream.begin(lambda: waited.append("after"))
+    mark.wait()
+    assert waited == [("recorded on", cupy.index), "before", "torch"]
+    stream.synchronize()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "complex64"])

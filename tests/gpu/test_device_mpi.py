@@ -130,6 +130,48 @@ def test_tensors_of_torch(comm):
     assert torch.equal(allreduce(x, comm=comm).cpu(), allreduce(x.cpu(), comm=comm))
 
 
+def test_gradients_of_torch_are_reduced_while_backward_runs(comm):
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("this torch sees no device")
+    device = f"cuda:{comm.rank % torch.cuda.device_count()}"
+    gradients(comm, torch, device)
+
+
+def gradients(comm, torch, device):
+    def net():
+        layers = [torch.nn.Linear(256, 256) for _ in range(8)]
+        return torch.nn.Sequential(*layers).to(device)
+
+    from mpiml.torch import GradientSync
+
+    torch.manual_seed(comm.rank)  # the members begin with member 0's parameters
+    model, plain = net(), net()
+    GradientSync(model, comm, bucket_bytes=1 << 19, first_bucket_bytes=1 << 18)
+    plain.load_state_dict(model.state_dict())
+    for step in range(3):
+        x = torch.full((32, 256), comm.rank + step + 1.0, device=device)
+        for each in (plain, model):
+            each.zero_grad()
+            each(x).square().mean().backward()
+        for param, mine in zip(model.parameters(), plain.parameters(), strict=True):
+            every = comm.allgather(mine.grad.cpu())
+            mean = sum(every[1:], start=every[0]) / comm.size
+            assert torch.allclose(param.grad.cpu(), mean, rtol=1e-4, atol=1e-6)
+
+
+def test_an_operation_begun_waits_for_the_streams_of_its_thread(comm, cupy):
+    with Bucket(comm, cupy.zeros(1 << 22, "f4")) as bucket:
+        busy = cupy.ones((2048, 2048), "f4")
+        with cupy.cuda.Stream(non_blocking=True):
+            for _ in range(20):
+                busy = busy @ busy * 0  # the stream has something to do
+            bucket.tree[...] = busy.sum() + 1 + comm.rank
+            request = bucket.iallreduce()
+        request.wait(60)
+        assert bool((bucket.tree == comm.size * (comm.size + 1) // 2).all())
+
+
 def test_what_mpi_says_is_what_all_ranks_do(comm):
     from mpiml.collectives.members import team_of
 
