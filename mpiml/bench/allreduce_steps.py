@@ -45,7 +45,7 @@ class Reference:
         """
         self._steps += 1
         grad = np.full(1, gradient, np.float32)
-        update(self._optimizer, self._param, grad, self._state, self._steps)
+        _update(self._optimizer, self._param, grad, self._state, self._steps)
         found, (wanted,) = self._found, self._param
         good = bool((found == wanted).all()) if whole else found[0] == wanted == found[-1]
         if not good:
@@ -55,7 +55,7 @@ class Reference:
             )
 
 
-def update(optimizer: optim.Optimizer, param: Any, grad: Any, state: Any, step: int) -> None:
+def _update(optimizer: optim.Optimizer, param: Any, grad: Any, state: Any, step: int) -> None:
     """Do one step with the native kernel. Local."""
     native.update(
         optimizer.rule, param.itemsize, param, grad, tuple(state), optimizer.coefficients(step)
@@ -104,7 +104,7 @@ def _apart(comm: Any, bucket: Any, optimizer: optim.Optimizer) -> Way:
     def run() -> None:
         done[0] += 1
         bucket.allreduce("mean")
-        update(optimizer, param, gradient, state, done[0])
+        _update(optimizer, param, gradient, state, done[0])
 
     return _way(comm, bucket, Reference(optimizer, param), run)
 

@@ -144,3 +144,20 @@ def test_the_card_is_only_looked_for_where_there_is_one():
 
     with pytest.raises(LookupError, match="expected to run on one of two hosts"):
         link_bytes()
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_a_step_that_went_wrong_is_an_error(name):
+    from mpiml.bench.allreduce_steps import OPTIMIZERS, Reference
+
+    optimizer = OPTIMIZERS[name](0.01)
+    param, grad = np.zeros(7, np.float32), np.full(7, 2.5, np.float32)
+    state = optimizer.init(param)
+    reference = Reference(optimizer, param)
+    for step in (1, 2):
+        optimizer.apply(param, grad, state, step)
+        reference.check(2.5, True)
+    optimizer.apply(param, grad, state, 3)
+    param[3] += 1e-6
+    with pytest.raises(AssertionError, match=rf"{optimizer.name}, step 3: expected .*-0.0"):
+        reference.check(2.5, True)
