@@ -1,7 +1,8 @@
 """`Bucket`: the arrays of a tree in memory that the members of a host share."""
 
 from collections.abc import Callable
-from typing import Any, Literal
+from contextlib import suppress
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 
@@ -217,9 +218,7 @@ class Bucket:
     def ireduce_scatter(self, op: Any = "sum", name: str | None = None) -> Request:
         """Begin `reduce_scatter`. Collective over the members."""
         label = self._label("reduce_scatter", name, op).here()
-        return self._submit(
-            lambda: self._open(label).reduce_scatter(label.op, label), label
-        )
+        return self._submit(lambda: self._open(label).reduce_scatter(label.op, label), label)
 
     def allgather(self, name: str | None = None) -> None:
         """Give every member the `stripes` of each: the other half of `reduce_scatter`.
@@ -262,17 +261,21 @@ class Bucket:
         return lambda: self._compressed(label, compress)
 
     def _compressed(self, label: Label, compress: Any) -> None:
-        from mpiml.collectives.exchanging import reduce_compressed
+        from mpiml.collectives.exchanging import reduce_bucket, reduce_compressed
 
-        names = [leaf.path for leaf in self.regions.leaves]
+        channel = self._open(label)
+        channel.barrier(label)  # others, who do not compress, never come where this goes on
+        names = [f"{self._name or ''}{leaf.path}" for leaf in self.regions.leaves]
 
         def work(leaves: list[Any]) -> None:
             reduce_compressed(self._team, compress, leaves, leaves, names, label.op, label)
 
         if self._own is None:
-            self._open(label).on_host(work)
+            channel.on_host(work)
         else:
-            work(self.regions.views(self._own))
+            reduce_bucket(
+                channel, compress, self.regions, self._own, self._shared, names, label.op, label
+            )
 
     def _label(
         self,
@@ -287,18 +290,34 @@ class Bucket:
         label = self._labels.get(key)
         if label is None:
             where = f"Bucket.{kind}"
-            known = "" if op is None else op_name(op, where)
-            if known:
-                for region in self.regions.regions:
-                    op_code(known, region.dtype_name, where)
-            if root is not None and not 0 <= root < self.size:
-                raise UsageError(f"{where}: root: expected 0..{self.size - 1}, got {root}")
+            try:
+                known = self._checked(where, op, root)
+            except UsageError as error:
+                self._refuse(where, error)
             more = "" if root is None else f"root={root}"
             more = more if compress is None else "compressed"
             title = where if self._name is None else f"{where} of {self._name!r}"
             label = Label(title, known, name, None, self.regions.digest_text(), more)
             self._labels[key] = label
         return label
+
+    def _checked(self, where: str, op: Any, root: int | None) -> str:
+        """Return the name of an operation, if it is defined here."""
+        known = "" if op is None else op_name(op, where)
+        if known:
+            for region in self.regions.regions:
+                op_code(known, region.dtype_name, where)
+        if root is not None and not 0 <= root < self.size:
+            raise UsageError(f"{where}: root: expected 0..{self.size - 1}, got {root}")
+        return known
+
+    def _refuse(self, where: str, error: UsageError) -> NoReturn:
+        """Raise an error of this member's call; members whose call is right hear of it."""
+        label = Label(f"{where}, refused: {error}")
+        channel = self._open(label)
+        with suppress(UsageError):  # theirs, which tells of this one
+            self._team.run(lambda: channel.refuse(label), label)
+        raise error
 
     def _open(self, label: Label) -> Any:
         if self._channel is None:

@@ -5,7 +5,7 @@ import threading
 from mpiml.collectives.room import Room
 from mpiml.collectives.team import PlainHooks, Team
 
-LIMIT = 60  # seconds, after which a test that hangs fails
+LIMIT = 20  # seconds, after which a test that hangs fails
 
 
 class Impatient(PlainHooks):
