@@ -288,6 +288,39 @@ def test_mpi_that_takes_device_memory_gets_it(monkeypatch):
     assert MPI.COMM_WORLD.size >= 2
 
 
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("host_size", ["1", "2"])
+def test_members_on_several_hosts_stage(monkeypatch, host_size):
+    from mpi4py import MPI
+
+    from mpiml.collectives.members import team_of
+
+    monkeypatch.setenv("MPIML_HOST_SIZE", host_size)
+    comm = MPI.COMM_WORLD.Dup()
+    team = team_of(comm, "test")
+    regions = Regions(LEAVES)
+    memory, channel = open_device(team, regions, FakeDevice(), True, LABEL)
+    apart = comm.size > int(host_size)
+    assert channel.way.startswith("host" if apart else "device")
+    assert ("several hosts" in channel.way) is apart
+    views = memory.views(regions)
+    fill(views, team)
+    channel.allreduce("sum", Label("Bucket.allreduce", "sum"))
+    for view, leaf in zip(views, LEAVES, strict=True):
+        got, wanted = view.astype("c8"), expected(leaf, team.size).astype("c8")
+        # sums of hosts are added to each other: another order of members
+        assert np.allclose(got, wanted, atol=4 if leaf.dtype_name == "bfloat16" else 1e-2)
+    fill(views, team)
+    channel.broadcast(1, Label("Bucket.broadcast"))
+    assert np.array_equal(views[4], value(LEAVES[4], 1))
+    fill(views, team)
+    channel.reduce_scatter("sum", Label("a", "sum"))
+    channel.allgather(Label("b"))
+    assert np.allclose(views[4], expected(LEAVES[4], team.size), rtol=1e-4, atol=1e-2)
+    channel.close()
+    comm.Free()
+
+
 @both
 @pytest.mark.parametrize("piece", [256 << 20, 4096])
 def test_arrays_outside_of_a_bucket(mode, piece, monkeypatch):
