@@ -1,7 +1,7 @@
 """Arrays of NumPy, CuPy, PyTorch and JAX as plain memory, and back.
 
-The only module that touches cupy, torch or jax. None of them is ever imported for a value
-that does not come from it (see `mpiml.libraries`). This module imports NumPy, so it is itself
+With `mpiml.collectives.device_arrays` the only module that touches cupy, torch and jax. None of
+them is ever imported for a value that does not come from it (see `mpiml.libraries`). This module imports NumPy, so it is itself
 imported when the first array can be there.
 
 What arrives: a NumPy array with its dtype, shape and order (C or Fortran). A CuPy array on

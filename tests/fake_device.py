@@ -157,6 +157,9 @@ class FakeDevice:
         self._called("copy")
         memory_at(target, nbytes)[:] = memory_at(source, nbytes)
 
+    def divide(self, array, divisor):
+        array /= divisor
+
     def table(self, pointers):
         return tuple(pointers)
 

@@ -225,6 +225,11 @@ class CudaDevice:
         with self._here(), self._stream:
             self._kernel(known[0], op)((blocks,), (_THREADS,), arguments)
 
+    def divide(self, array: Any, divisor: int) -> None:
+        """Begin to divide a CuPy array, in place."""
+        with self._here():
+            array /= divisor
+
     def _kernel(self, dtype: str, op: str) -> Any:
         kernel = self._kernels.get((dtype, op))
         if kernel is None:

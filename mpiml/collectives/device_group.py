@@ -299,7 +299,7 @@ class DeviceGroup:
             part = array[low : low + _MOST]
             self._team.comm.Allreduce(MPI.IN_PLACE, part, known.get(op, MPI.PROD))
         if op == "mean":
-            array /= self._team.size
+            self.device.divide(array, self._team.size)
         self.device.settle()
 
     # -- through host memory -------------------------------------------------------------------

@@ -59,6 +59,9 @@ class Device(Protocol):
     ) -> None:
         """Begin to combine bytes `span` of all members' memory; write them to members `to`."""
 
+    def divide(self, array: Any, divisor: int) -> None:
+        """Begin to divide an array of the device's library, in place."""
+
     def table(self, pointers: Sequence[int]) -> Any:
         """Return the members' addresses as `combine` wants them."""
 
