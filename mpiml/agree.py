@@ -4,9 +4,11 @@ No message is sent while the program runs. A round is a call of ``agree_stop`` o
 of `mpiml.collectives`. Each rank counts its rounds; when a stop comes,
 every rank freezes at its count and tells the first of the role, which answers with the target:
 one round more than the furthest has begun. A rank below it goes on, so collectives that others
-have entered are finished by all. Pure state: what to send is returned, not sent.
+have entered are finished by all. If no further round is begun, because all members are idle, they
+stop at once (see `mpiml.idle`). Pure state: what to send is returned, not sent.
 """
 
+import itertools
 import threading
 
 from mpiml.waits import Wait
@@ -21,34 +23,36 @@ class Agreement:
     ----------
     decided : Wait
         Ready once the target is known.
+    alert : bool
+        Whether rounds may not pass unnoticed any more: a stop is being agreed, or has come.
     ending : bool
-        Whether it is.
+        Whether the target is known.
     """
 
     def __init__(self, title: str) -> None:
         self.decided = Wait(f"{title}: agreeing with its role on the round to stop after")
+        self.alert = False
         self.ending = False
         self._lock = threading.Lock()
-        self._count = 0
+        self._count = itertools.count(1)
+        self.next = self._count.__next__  # counts a round, atomically; look at `alert` after it
         self._frozen = False
         self._target: int | None = None
 
     def begin_round(self) -> bool:
         """Count a round; whether a stop is being agreed, so that `decided` must be awaited."""
-        with self._lock:
-            self._count += 1
-            return self._frozen
-
-    def enter(self) -> int:
-        """Count a round; its number if a stop is being agreed, so that `decided` counts, or 0."""
-        with self._lock:
-            self._count += 1
-            return self._count if self._frozen else 0
+        self.next()
+        return self._frozen
 
     @property
     def rounds(self) -> int:
         """How many rounds have begun."""
-        return self._count
+        return int(repr(self._count)[6:-1]) - 1  # count() has no other way to read it
+
+    @property
+    def at_once(self) -> bool:
+        """Whether all members stop without another round."""
+        return self._target == 0
 
     def is_over(self, number: int) -> bool:
         """Return whether the rank leaves before this round."""
@@ -58,15 +62,15 @@ class Agreement:
     def is_last(self) -> bool:
         """Return whether the rank leaves now: the round that has begun is the one to leave at."""
         target = self._target
-        return target is not None and self._count >= target
+        return target is not None and self.rounds >= target
 
     def freeze(self) -> int | None:
         """Stop rounds from passing unnoticed; how many have begun, None from the second time."""
         with self._lock:
             if self._frozen:
                 return None
-            self._frozen = True
-            return self._count
+            self._frozen = self.alert = True  # before the look: who counts looks after it
+            return self.rounds
 
     def decide(self, target: int) -> bool:
         """Take the target in; whether the rank stops at once, since nobody counts rounds."""
@@ -80,7 +84,10 @@ class Tally:
 
     def __init__(self, replicas: int) -> None:
         self._counts: dict[int, int] = {}
+        self._idle: set[int] = set()
+        self._lock = threading.Lock()
         self._replicas = replicas
+        self.target = 0
 
     def add(self, vertex: int, count: int) -> int | None:
         """Take a count in; return the target once all have come: 0, or the furthest plus 1."""
@@ -88,4 +95,12 @@ class Tally:
         if len(self._counts) < self._replicas:
             return None
         furthest = max(self._counts.values())
-        return furthest + 1 if furthest else 0
+        self.target = furthest + 1 if furthest else 0
+        return self.target
+
+    def rest(self, vertex: int, idle: bool) -> bool:
+        """Note that a member is idle, or wants to go on; whether all are: then it is too late."""
+        with self._lock:
+            if len(self._idle) < self._replicas:
+                (self._idle.add if idle else self._idle.discard)(vertex)
+            return len(self._idle) == self._replicas

@@ -96,7 +96,9 @@ class Context:
     @property
     def stopping(self) -> bool:
         """Whether this node is to end; in a role of several, true for all at the same round."""
-        return self._node.agreed
+        node = self._node
+        node.polls += node.agreement.alert
+        return node.agreed
 
     def stop(self) -> None:
         """End the program in order, from any body or method; returns at once."""

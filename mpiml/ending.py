@@ -19,6 +19,7 @@ from mpiml.engine import Engine
 from mpiml.waits import Wait
 from mpiml.wire import (
     AGREE_COUNT,
+    AGREE_REST,
     AGREE_TARGET,
     STATUS,
     STOP,
@@ -70,6 +71,7 @@ class Ending:
                 STOP: self._on_order,
                 AGREE_COUNT: self._on_count,
                 AGREE_TARGET: self._on_target,
+                AGREE_REST: self._on_rest,
             }
         )
 
@@ -159,6 +161,20 @@ class Ending:
         if target is not None:
             for vertex, owner in members:
                 self.engine.transmit(owner, AGREE_TARGET, frame.target, vertex, id=target)
+
+    def idle(self, vertex: int, first: tuple[int, int], idle: bool) -> None:
+        """Tell the first of the role that a node is idle, or asks to go on; see `mpiml.idle`."""
+        self.engine.transmit(first[1], AGREE_REST, vertex, first[0], aux=idle)
+
+    def _on_rest(self, rank: int, frame: Frame, buffers: Sequence[Any]) -> None:
+        tally, members = self.tallies[frame.target]
+        if tally.rest(frame.source, bool(frame.aux)):
+            for vertex, owner in members if frame.aux else ():
+                self.engine.transmit(owner, AGREE_TARGET, frame.target, vertex, id=0)
+        elif not frame.aux:
+            self.engine.transmit(
+                rank, AGREE_TARGET, frame.target, frame.source, id=tally.target
+            )
 
     def _on_target(self, rank: int, frame: Frame, buffers: Sequence[Any]) -> None:
         self.members[frame.target].on_target(frame.id)

@@ -149,6 +149,7 @@ class Failures:
         for node in runtime.nodes:
             node.stop(node.spec.role_index == failed)
             node.server.wake()
+        runtime.idle.watch()
 
     def _ask_for_patience(self, note: Note, limit: float) -> None:
         """Say why nothing is seen to happen after a signal."""

@@ -89,6 +89,9 @@ class HostedNode:
         self.agreed = False
         self.broken = False  # a member of the role has failed
         self.how = RUNS
+        self.polls = 0  # looks at `stopping` since a stop was asked for
+        self.idle = False  # it has been said that no round will be begun before asking
+        self.resumed = Wait(f"{self.title}: asking its role to go on")
         self.waiting = False  # the body sits in wait_for_stop, for as long as it takes
         self.thread = 0  # identity of the thread that runs the body
         self.calling_back = False
@@ -103,6 +106,7 @@ class HostedNode:
         self.context: Any = None
         self._held: list[Request] = []
         self._lock = threading.Lock()
+        self._pact = threading.Lock()
         serves = isinstance(vertex.node, ServiceNode)
         self.server = Server(runtime.engine, self, vertex.concurrency if serves else 1 << 20)
         self.server.starters[b""] = start_stream
@@ -258,18 +262,43 @@ class HostedNode:
     def on_target(self, target: int) -> None:
         """Learn after which round the role stops."""
         at_once = self.agreement.decide(target)
+        self.idle = False
+        self.runtime.engine.fulfil(self.resumed)
         # before the look at the body: it says that it waits, or has returned, and then looks here
         self.runtime.engine.fulfil(self.agreement.decided)
         if at_once or self.waiting or self.returned:
             self.release()
 
+    def rest(self, rounds: int) -> None:
+        """Say that the body is idle, unless it has begun more than `rounds` rounds."""
+        with self._pact:
+            self.resumed = Wait(self.resumed.about)
+            self.idle = True  # before the look: who begins a round counts it, then looks here
+            if self.agreement.rounds == rounds:
+                self.runtime.ending.idle(self.vertex, self.runtime.first_of(self.spec), True)
+            else:
+                self.idle = False
+
+    def resume(self) -> None:
+        """Ask to go on, before a round, if it has been said that the body is idle."""
+        if self.idle:
+            with self._pact:  # after it has been said
+                resumed = self.resumed
+                if self.idle:
+                    self.runtime.ending.idle(
+                        self.vertex, self.runtime.first_of(self.spec), False
+                    )
+                else:
+                    return
+            self.runtime.engine.wait(resumed, None, None)
+
     def release(self) -> None:
         """Let every mpiml wait of the body raise `Stopped` from now on."""
-        self.agreed = True
+        self.agreed = self.agreement.alert = True
         self.scope.stop()
         engine = self.runtime.engine
-        engine.fulfil(self.released)
-        engine.fulfil(self.agreement.decided)
+        for wait in (self.released, self.agreement.decided, self.resumed):
+            engine.fulfil(wait)
         engine.interrupt()
 
     def team(self) -> Any:
@@ -284,6 +313,7 @@ class HostedNode:
             return False
         if not self.agreed:
             self.runtime.engine.wait(self.agreement.decided, None, None)
+            self.resume()
         if self.agreement.is_last():
             self.release()
         return self.agreed
@@ -303,6 +333,7 @@ class HostedNode:
         # it raises nothing in a body: it is what waits for the stop. A method gives its turn up
         held = scope if scope is not None and scope.nested else None
         try:
+            self.polls += self.agreement.alert
             return bool(self.runtime.engine.wait(self.released, deadline, held))
         finally:
             if body:

@@ -17,6 +17,7 @@ from mpiml.failure import Failures
 from mpiml.graph import Vertex
 from mpiml.group import ClientGroup
 from mpiml.hosting import HostedNode, has_body
+from mpiml.idle import Idle
 from mpiml.nodes import ServiceNode, served_methods
 from mpiml.progress import Report
 from mpiml.references import Handle
@@ -87,6 +88,7 @@ class Runtime:
         self.router = Router(engine)
         self.router.servers = {node.vertex: node.server for node in self.nodes}
         self.teams = Teams(self)
+        self.idle = Idle(self)
         for node in self.nodes:
             self.ending.members[node.vertex] = node
             if node.spec.index == 0 and node.spec.replicas > 1:
@@ -313,6 +315,7 @@ class Runtime:
             self.engine.wait(self._bodies_left, time.monotonic() + 0.1, None)
         if self.survey is not None:
             self.survey.close()
+        self.idle.close()
         if ending.settle(comm, self._active, gave_up) is not None:
             self._call_back_all()
         streams = ending.settle(comm, self._active, gave_up) if not gave_up() else None

@@ -124,6 +124,11 @@ class Teams:
         team = self._teams.get(node.vertex)
         return team is not None and team.in_one_process
 
+    def busy(self, node: HostedNode) -> bool:
+        """Tell whether a collective of a node is under way."""
+        team = self._teams.get(node.vertex)
+        return team is not None and team.worker.busy
+
     def close(self) -> None:
         """Close the teams, once all bodies have ended. Local; their communicators stay."""
         for _, team in sorted(self._teams.items()):
@@ -207,6 +212,7 @@ class RoleHooks:
         self._runtime = teams.runtime
         self._node = node
         self._agreement = node.agreement
+        self._next = node.agreement.next
         self._members = members
         self._asked: set[int] = set()
         self._looks: dict[int, _Look] = {}  # by thread
@@ -225,8 +231,8 @@ class RoleHooks:
         scope = scope_here()
         if scope is not None and scope.nested:
             return  # methods run to their end
-        number = self._agreement.enter()
-        if number or self._node.agreed:
+        number = self._next()
+        if self._agreement.alert:
             self._stopping(scope or self._node.scope, number)
 
     def _stopping(self, scope: Scope, number: int) -> None:
@@ -235,6 +241,7 @@ class RoleHooks:
             if node.agreed:
                 return  # an on_stop callback
             self._runtime.engine.wait(self._agreement.decided, None, None)
+            node.resume()
             if not node.agreed and not self._agreement.is_over(number):
                 return
             node.release()
@@ -242,11 +249,12 @@ class RoleHooks:
 
     def end(self) -> None:
         """Leave it; `stopping` is true from now on if the role stops after this round."""
-        thread = threading.get_ident()
         if self._looks:
+            thread = threading.get_ident()
             self._looks.pop(thread, None)
-        if self._given and thread in self._given:
-            self._given.pop(thread).resume()
+            given = self._given.pop(thread, None)
+            if given is not None:
+                given.resume()
         if self._agreement.ending and not self._node.agreed:
             scope = scope_here()
             if (scope is None or not scope.nested) and self._agreement.is_last():

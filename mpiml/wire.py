@@ -31,6 +31,7 @@ from mpiml.errors import MpimlError
 
 __all__ = [
     "AGREE_COUNT",
+    "AGREE_REST",
     "AGREE_TARGET",
     "ANNOUNCE",
     "BOARD",
@@ -74,7 +75,7 @@ REQUEST, REPLY, ERROR, ITEM, STREAM_END, MORE, QUIT_STREAM, RETURN = range(1, 9)
 # Control. Never waits for credit.
 CREDIT, STATUS, STOP_REQUEST, STOP, AGREE_COUNT, AGREE_TARGET = range(16, 22)
 WAITS_QUERY, WAITS, REPORT, BOARD = range(22, 26)  # BOARD is answered by REPLY or ERROR
-MEMBER_ASK, MEMBER_STATE = range(26, 28)  # whether a replica of a role will come
+MEMBER_ASK, MEMBER_STATE, AGREE_REST = range(26, 29)
 ANNOUNCE = 32  # the frame itself is large and comes as the one buffer of this one
 
 FLAG_NESTED = 1  # made inside a method: exempt from credit, so cycles cannot deadlock

@@ -130,3 +130,34 @@ def test_nobody_leaves_below_the_target(counts):
     tally.add(0, counts[0])
     target = tally.add(1, counts[1])
     assert target == max(counts) + 1
+
+
+def test_members_that_are_all_idle_may_not_go_on():
+    tally = Tally(3)
+    assert not tally.rest(1, True)
+    assert not tally.rest(2, True)
+    assert not tally.rest(1, False)  # it asked in time
+    assert not tally.rest(3, True)
+    assert tally.rest(1, True)
+    assert tally.rest(2, False)  # it did not
+
+
+def test_rounds_after_the_target_are_over():
+    agreement = Agreement("role/0")
+    assert not agreement.is_over(1)
+    agreement.decide(2)
+    assert [agreement.is_over(n) for n in (1, 2, 3)] == [False, False, True]
+    assert not agreement.at_once
+    agreement.decide(0)  # all are idle
+    assert agreement.at_once
+    assert agreement.is_over(1)
+
+
+def test_a_stop_is_seen_by_who_counts_after_it():
+    agreement = Agreement("role/0")
+    agreement.next()
+    assert not agreement.alert
+    assert agreement.freeze() == 1
+    agreement.next()
+    assert agreement.alert
+    assert agreement.rounds == 2

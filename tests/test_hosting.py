@@ -8,6 +8,7 @@ import pytest
 
 from mpiml.agree import Agreement
 from mpiml.hosting import HostedNode, _Beside
+from mpiml.waits import Wait
 
 
 class Engine:
@@ -22,6 +23,7 @@ class Node(HostedNode):
 
     def __init__(self, act):
         self.agreement = Agreement("role/0")
+        self.resumed = Wait()
         self.runtime = types.SimpleNamespace(engine=Engine(), body_left=lambda node: None)
         self.agreed = False
         self.body = True

@@ -87,6 +87,12 @@ class Worker:
         self._thread: threading.Thread | None = None
         self._last: Request | None = None
 
+    @property
+    def busy(self) -> bool:
+        """Whether an operation is under way."""
+        last = self._last
+        return self._lock.locked() or (last is not None and not last._done.is_set())
+
     def run(self, work: Callable[[], Any]) -> None:
         """Do an operation now, or after those that were begun before."""
         last = self._last

@@ -136,7 +136,9 @@ def test_two_roles_reduce_at_the_same_time(run):
             assert result["b"] == [10 * total] * n
 
 
-@pytest.mark.parametrize("mode", ["threads", pytest.param("mpi", marks=pytest.mark.mpi(min_size=2))])
+@pytest.mark.parametrize(
+    "mode", ["threads", pytest.param("mpi", marks=pytest.mark.mpi(min_size=2))]
+)
 def test_colocated_roles_reduce_at_the_same_time(mode):
     comm, n = None, 3
     if mode == "mpi":
@@ -237,6 +239,59 @@ def test_a_new_collective_raises_stopped_in_a_body_that_does_not_look(run):
     if result is not None:
         assert set(result["learner"]) == {None}
         assert result.stopped_by == "asks/0 called stop()"
+
+
+def only_at_first(kind):
+    """First values by a collective, and none afterwards."""
+    context = mpiml.context()
+    bucket = Bucket(like=np.zeros(50))
+    bucket.broadcast()
+    if kind == "polls":
+        while not context.stopping:
+            time.sleep(0.01)
+    elif kind == "pauses":
+        while not context.wait_for_stop(0.01):
+            pass
+    elif kind == "agrees":
+        context.agree_stop()
+        context.wait_for_stop(LIMIT)
+    elif context.index % 2:
+        context.wait_for_stop()
+    else:
+        context.wait_for_stop(LIMIT)
+    return context.stopping
+
+
+@pytest.mark.parametrize("kind", ["polls", "pauses", "agrees", "waits"])
+def test_a_role_whose_collectives_are_over_stops_all_the_same(run, kind):
+    started = time.monotonic()
+    result = run(with_stopper(run, only_at_first, 0.05, kind))
+    assert time.monotonic() - started < LIMIT / 2
+    if result is not None:
+        assert set(result["learner"]) == {True}
+
+
+def looks_often():
+    """Some of its rounds take longer than it takes to be idle, but they come."""
+    context = mpiml.context()
+    bucket = Bucket(like=np.zeros(50))
+    rounds = 0
+    while not context.stopping:
+        bucket.allreduce()
+        rounds += 1
+        if rounds == 20 and context.index == 0:
+            context.stop()
+        end = time.monotonic() + (0.7 + 0.1 * context.index) * (rounds == 20)
+        while time.monotonic() < end and not context.stopping:
+            time.sleep(0.01)
+    return rounds
+
+
+def test_idle_members_go_on_while_one_is_not(run):
+    for _ in range(3):
+        result = run(of_role(looks_often, run.replicas))
+        if result is not None:
+            assert len(set(result["learner"])) == 1, result["learner"]
 
 
 def finishes(sums):
@@ -581,7 +636,7 @@ def test_nodes_that_a_test_steps_reduce():
     program = mpiml.Program("stepped")
     program.add_node(mpiml.PyNode(inner, None), label="learner", replicas=2)
     with mpiml.testing.running(program, manual=["learner"]) as run:
-        with pytest.raises(mpiml.UsageError, match="run.inside"):
+        with pytest.raises(mpiml.UsageError, match=r"run\.inside"):
             Bucket(like=np.zeros(3))
         steps = run["learner"]
         found = []
