@@ -163,7 +163,7 @@ def _tree(team: Team, x: Any, op: Any, compress: Any, out: Any, name: str | None
         from mpiml.collectives.exchanging import reduce_compressed
 
         results[:] = [np.empty(h.shape, h.dtype) for h in leaves.host]
-        names = [spec.path for spec in leaves.specs]
+        names = [f"{name or ''}{spec.path}" for spec in leaves.specs]
         reduce_compressed(team, compress, leaves.host, results, names, known, label)
 
     def work() -> None:

@@ -64,7 +64,7 @@ class Between(InHost):
         self._tell = Plan()
         self._tell.post(0, len(_YES), 0, external=True)
         self._tell.sync()
-        self._tell.gather(len(_YES))
+        self._tell.gather(0, len(_YES))
         self.way = f"{self.way}, and messages between hosts ({choice})"
 
     # -- operations ----------------------------------------------------------------------------

@@ -1,21 +1,35 @@
-"""What compression needs of a team: sums and gathers of plain arrays."""
+"""Compressed operations of a team: among all members of one host, or between hosts.
+
+On one host all members compress. That saves nothing there, for memory is faster than any codec,
+and shows what training will be like where it does save: on several hosts, where what goes
+between them is compressed.
+"""
 
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from mpiml.collectives.compression.codec import reducer_of
+from mpiml.collectives.compression.hosts import BucketInside, LooseInside, reduce_between
+from mpiml.collectives.compression.reducer import Reducer, Refused
+from mpiml.collectives.in_host import InHost
 from mpiml.collectives.labels import Label
 from mpiml.collectives.loose import Loose, loose_of
 from mpiml.collectives.ops import dtype_name
+from mpiml.collectives.regions import Leaf, Regions
 from mpiml.collectives.team import Team
+from mpiml.errors import UsageError
 
-__all__ = ["TeamExchange", "reduce_compressed"]
+__all__ = ["TeamExchange", "reduce_bucket", "reduce_compressed"]
+
+# What a team last made for arrays outside of buckets, and for which arrays.
+_inside: "WeakKeyDictionary[Team, tuple[str, LooseInside]]" = WeakKeyDictionary()
 
 
 class TeamExchange:
-    """The members of a team, for one compressed operation; an `Exchange`.
+    """The members of a team on one host, for one compressed operation; an `Exchange`.
 
     Collective over the members: `sum`, `gather`, and construction the first time.
     """
@@ -48,7 +62,7 @@ def reduce_compressed(
     op: str,
     label: Label,
 ) -> None:
-    """Reduce arrays with compression. Collective over the members.
+    """Reduce arrays that lie anywhere, with compression. Collective over the members.
 
     Parameters
     ----------
@@ -66,6 +80,82 @@ def reduce_compressed(
         What is compared.
     """
     where = label.head.partition("(")[0]
-    reducer = reducer_of(compress, where)
+    reducer = _reducer(compress, where)
+    if not team.several_hosts:
+        exchange = TeamExchange(team, label)
+        reducer.reduce(exchange, sources, results, names, op, where=where)
+        return
+    inside = _loose_inside(team, sources, label)
+    inside.take(sources, results)
+    reduce_between(team, reducer, inside, names, op, label, where)
+
+
+def reduce_bucket(
+    channel: InHost,
+    compress: Any,
+    regions: Regions,
+    own: memoryview,
+    shared: memoryview | None,
+    names: Sequence[str],
+    op: str,
+    label: Label,
+) -> None:
+    """Reduce the arrays of a bucket in their place, with compression. Collective.
+
+    When it fails, the arrays hold no defined numbers.
+
+    Parameters
+    ----------
+    channel : InHost
+        The bucket's.
+    compress : codec
+        What the user gave.
+    regions : Regions
+        The layout of its memory.
+    own, shared : memoryview
+        The member's memory, and that of the host's one result, if it has one.
+    names : sequence of str
+        Under which the codec remembers each array.
+    op : str
+        "sum" or "mean".
+    label : Label
+        What is compared.
+    """
+    where = label.head.partition("(")[0]
+    reducer = _reducer(compress, where)
+    team, arrays = channel._team, regions.views(own)
+    if team.several_hosts:
+        sums = arrays if shared is None else regions.views(shared)
+        inside = BucketInside(channel, sums, shared is not None)
+        reduce_between(team, reducer, inside, names, op, label, where)
+        return
+    channel.barrier(label)  # where members meet who do not compress: here all compare
+    results = arrays
+    if shared is not None:  # all members know the one result; one of them writes it
+        first = team.index == team.local[0]
+        results = regions.views(shared) if first else [np.empty_like(a) for a in arrays]
     exchange = TeamExchange(team, label)
-    reducer.reduce(exchange, sources, results, names, op, where=where)
+    reducer.reduce(exchange, arrays, results, names, op, where=where)
+    if shared is not None:
+        channel.barrier(label)
+
+
+def _reducer(compress: Any, where: str) -> Reducer:
+    try:
+        return reducer_of(compress, where)
+    except UsageError as error:  # the others must hear of it
+        return Refused(error)
+
+
+def _loose_inside(team: Team, arrays: Sequence[Any], label: Label) -> LooseInside:
+    """Return what sums such arrays in each host; one is kept. Collective over the team."""
+    specs = [Leaf(f"[{i}]", a.shape, dtype_name(a)) for i, a in enumerate(arrays)]
+    text = "\n".join(spec.text() for spec in specs)
+    known = _inside.get(team)
+    if known is not None and known[0] == text:
+        return known[1]
+    if known is not None:
+        known[1].host.close()
+    made = LooseInside(team, specs, label)
+    _inside[team] = text, made
+    return made

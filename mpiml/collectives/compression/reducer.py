@@ -19,7 +19,7 @@ from mpiml.collectives.compression.state import Memory, Slot, Statistics
 from mpiml.collectives.ops import dtype_name
 from mpiml.errors import UsageError
 
-__all__ = ["Job", "Reducer", "Work"]
+__all__ = ["Job", "Reducer", "Refused", "Work"]
 
 
 class Work(NamedTuple):
@@ -203,6 +203,40 @@ class Reducer(ABC):
         )
         slots = {w.name: s for w, s in zip(job.works, job.slots, strict=True)}
         self._memory.commit(member, slots, counts)
+
+
+class Refused(Reducer):
+    """Stands for something that does not compress: members hear of it in the first call.
+
+    Parameters
+    ----------
+    error : UsageError
+        Why it does not.
+    """
+
+    def __init__(self, error: UsageError) -> None:
+        super().__init__(False, "Refused")
+        self._error = error
+
+    def __repr__(self) -> str:
+        return "?"
+
+    def nbytes(self, shape: Sequence[int], dtype: Any) -> int:
+        """Return 0: nothing is sent."""
+        return 0
+
+    def _prepare(self, works: Sequence[Work], exchange: Exchange) -> Job:
+        raise self._error
+
+    def _transfer(
+        self,
+        job: Job,
+        exchange: Exchange,
+        lengths: Sequence[int],
+        members: int,
+        totals: Sequence[NDArray[Any]],
+    ) -> None:
+        raise self._error
 
 
 def _lines(job: Job) -> str:
