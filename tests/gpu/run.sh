@@ -123,7 +123,8 @@ step() { # NAME SECONDS FILE COMMAND...: what it says on stdout goes to FILE and
   cat "$file"
   if [ "$status" != 0 ]; then failed+=("$name: status $status"); fi
 }
-tests=(-m pytest -q -c tests/gpu/pytest.ini --rootdir=. --confcutdir=. tests/gpu)
+mapfile -t marked < <(grep -rl --include='test_*.py' 'mark\.gpu' tests | sort)
+tests=(-m pytest -q -c tests/gpu/pytest.ini --rootdir=. --confcutdir=. "${marked[@]}")
 step "doctor" 60 "$out/doctor.txt" python -m mpiml.doctor --timeout 20
 step "tests, one process" 60 "$out/tests.txt" python "${tests[@]}" -m "gpu and not mpi"
 export MPIML_TEST_LIMIT=60
