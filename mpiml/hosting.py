@@ -281,16 +281,12 @@ class HostedNode:
 
     def resume(self) -> None:
         """Ask to go on, before a round, if it has been said that the body is idle."""
-        if self.idle:
-            with self._pact:  # after it has been said
-                resumed = self.resumed
-                if self.idle:
-                    self.runtime.ending.idle(
-                        self.vertex, self.runtime.first_of(self.spec), False
-                    )
-                else:
-                    return
-            self.runtime.engine.wait(resumed, None, None)
+        with self._pact:  # after it has been said
+            if not self.idle:
+                return
+            resumed = self.resumed
+            self.runtime.ending.idle(self.vertex, self.runtime.first_of(self.spec), False)
+        self.runtime.engine.wait(resumed, None, None)
 
     def release(self) -> None:
         """Let every mpiml wait of the body raise `Stopped` from now on."""

@@ -123,7 +123,8 @@ FLOORS = {
     "launch": [
         ["mpiml.agree"],
         ["mpiml.ending", "mpiml.hosting", "mpiml.routing", "mpiml.survey"],
-        ["mpiml.context", "mpiml.failure", "mpiml.idle", "mpiml.teams"],
+        ["mpiml.context", "mpiml.failure", "mpiml.idle", "mpiml.membership"],
+        ["mpiml.teams"],
         ["mpiml.runtime"],
         ["mpiml.handshake", "mpiml.layout", "mpiml.linking", "mpiml.reporting", "mpiml.result"],
         ["mpiml.session"],
