@@ -93,6 +93,7 @@ FLOORS = {
         ["mpiml.collectives.team"],
         [
             "mpiml.collectives.arena",
+            "mpiml.collectives.gradients",
             "mpiml.collectives.lanes",
             "mpiml.collectives.members",
             "mpiml.collectives.shards",
@@ -131,7 +132,7 @@ FLOORS = {
         ["mpiml.launch", "mpiml.testing"],
     ],
     "frameworks": [
-        ["mpiml.torch.checks", "mpiml.torch.memory", "mpiml.torch.store"],
+        ["mpiml.jax", "mpiml.torch.checks", "mpiml.torch.memory", "mpiml.torch.store"],
         ["mpiml.torch.group", "mpiml.torch.parcels"],
         ["mpiml.torch.reducing"],
         ["mpiml.torch.joining"],

@@ -8,27 +8,9 @@ import torch
 from mpiml.collectives.ops import COMPLEX, FLOATS, dtype_name
 from mpiml.errors import UsageError
 
-__all__ = ["check_model", "check_options", "describe"]
+__all__ = ["check_model", "describe"]
 
 WHERE: Final = "mpiml.torch.GradientSync"
-
-
-def check_options(op: Any, bucket_bytes: Any, first_bucket_bytes: Any) -> None:
-    """Refuse arguments that mean nothing.
-
-    Raises
-    ------
-    UsageError
-        Which one, and what it may be.
-    """
-    if op not in ("mean", "sum"):
-        raise UsageError(f"{WHERE}: op: expected 'mean' or 'sum', got {op!r}")
-    for name, value in (
-        ("bucket_bytes", bucket_bytes),
-        ("first_bucket_bytes", first_bucket_bytes),
-    ):
-        if not isinstance(value, int) or value < 1:
-            raise UsageError(f"{WHERE}: {name}: expected a number of bytes, got {value!r}")
 
 
 def check_model(model: Any, where: str) -> None:

@@ -13,14 +13,13 @@ from typing import Any
 import torch
 
 from mpiml.collectives.bucket import Bucket
-from mpiml.collectives.labels import Label
+from mpiml.collectives.gradients import agree_on, assign, check_options
 from mpiml.collectives.members import team_of
-from mpiml.collectives.regions import first_difference
 from mpiml.errors import UsageError
-from mpiml.torch.checks import WHERE, check_model, check_options, describe
+from mpiml.torch.checks import WHERE, check_model, describe
 from mpiml.torch.joining import Join
 from mpiml.torch.memory import Courier
-from mpiml.torch.parcels import Parcel, assign
+from mpiml.torch.parcels import Parcel
 from mpiml.torch.reducing import Reduction
 
 __all__ = ["GradientSync"]
@@ -249,23 +248,16 @@ class GradientSync:
 
     def _agree(self, options: Mapping[str, Any]) -> None:
         """Raise on every member where one cannot go on, or they differ."""
-        label = Label(self._title, str(options["op"]))
         caught, text = None, ""
         try:
-            check_options(options["op"], self._bytes, options["first_bucket_bytes"])
+            sizes = {key: value for key, value in options.items() if key.endswith("_bytes")}
+            check_options(WHERE, options["op"], **sizes)
             check_model(self._model, self._title)
             text = describe(self._model, options)
         except UsageError as error:  # the others must hear of it
             caught = error
-        self._team.agree(caught, label)
-        texts = [t.decode() for t in self._team.exchange(text.encode(), label)]
-        difference = first_difference(texts)
-        if difference:
-            raise UsageError(
-                f"{self._title}: expected the same model and arguments on all "
-                f"{self._team.size} members of {self._team.title}, got {difference}. This is "
-                f"member {self._team.index}. Make the model the same way on every member."
-            )
+        cure = "Make the model the same way on every member."
+        agree_on(self._team, self._title, text, caught, "model and arguments", cure)
 
     def _make_buckets(self, first_bucket_bytes: int) -> tuple[list[Parcel], Bucket]:
         """Return the buckets of gradients, and the one for who has data and what was used."""

@@ -1,4 +1,4 @@
-"""Which gradients travel together, and the memory they live in until they do."""
+"""Gradients that travel together, and the memory they live in."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,37 +10,7 @@ from mpiml.collectives.requests import Request
 from mpiml.errors import UsageError
 from mpiml.torch.memory import physical, tensor_in
 
-__all__ = ["Parcel", "Slot", "assign"]
-
-
-def assign(sizes: Sequence[int], limit: int, first: int) -> list[list[int]]:
-    """Divide parameters into buckets.
-
-    Parameters
-    ----------
-    sizes : sequence of int
-        Bytes of each gradient, in the order of the model.
-    limit : int
-        Bytes of a bucket, unless one gradient alone is larger.
-    first : int
-        The same for the first bucket, which is smaller so that it starts early.
-
-    Returns
-    -------
-    list of list of int
-        Numbers of parameters. Backward comes to the last layers first, so they stand in the
-        first bucket.
-    """
-    buckets: list[list[int]] = []
-    used = 0
-    for number in reversed(range(len(sizes))):
-        size = sizes[number]
-        if not buckets or used + size > (first if len(buckets) == 1 else limit):
-            buckets.append([])
-            used = 0
-        buckets[-1].append(number)
-        used += size
-    return buckets
+__all__ = ["Parcel", "Slot"]
 
 
 class Slot:

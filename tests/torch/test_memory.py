@@ -1,30 +1,9 @@
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
 from mpiml.torch.memory import physical, tensor_in  # noqa: E402
-from mpiml.torch.parcels import assign  # noqa: E402
-
-
-@given(
-    st.lists(st.integers(0, 50), min_size=1, max_size=30),
-    st.integers(1, 100),
-    st.integers(1, 100),
-)
-def test_buckets_hold_all_parameters_from_the_last_to_the_first(sizes, limit, first):
-    buckets = assign(sizes, limit, first)
-    assert [n for bucket in buckets for n in bucket] == list(reversed(range(len(sizes))))
-    for number, bucket in enumerate(buckets):
-        room = first if number == 0 else limit
-        assert len(bucket) == 1 or sum(sizes[n] for n in bucket) <= room
-        if number:  # the next one had no room in the bucket before
-            before = first if number == 1 else limit
-            used = sum(sizes[n] for n in buckets[number - 1])
-            assert used + sizes[bucket[0]] > before
-
 
 TENSORS = {
     "plain": lambda: torch.arange(120.0).reshape(2, 3, 4, 5),
