@@ -1,6 +1,6 @@
 """On the ranks: buckets of many arrays, without the check, of half precision; their memory."""
 
-import os
+from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Any
 
@@ -10,7 +10,7 @@ from mpiml.bench.allreduce_rounds import MIB, SIZES, Way, in_turn, way_of
 from mpiml.bench.allreduce_steps import steps
 from mpiml.collectives import Bucket
 
-__all__ = ["ARRAYS", "inside", "many_like"]
+__all__ = ["ARRAYS", "arena_bytes", "inside", "many_like"]
 
 ARRAYS = 500
 
@@ -97,7 +97,7 @@ def _way(name: str, comm: Any, bucket: Any) -> Way:
 
 
 def _memory(comm: Any, nbytes: int) -> dict[str, float]:
-    """Return the bytes of /dev/shm that buckets take once they have been used, over the data's."""
+    """Return the bytes that the arenas of buckets take once they are used, over the data's."""
     like = {"x": np.broadcast_to(np.float32(0), nbytes // 4)}
     found = {}
     for result in ("own", "shared"):
@@ -111,7 +111,27 @@ def _memory(comm: Any, nbytes: int) -> dict[str, float]:
 
 
 def _used(comm: Any) -> int:
+    """Return the bytes of all arenas of these ranks, each page counted once."""
     comm.Barrier()
-    room = os.statvfs("/dev/shm")
-    comm.Barrier()
-    return (room.f_blocks - room.f_bfree) * room.f_frsize
+    with open("/proc/self/smaps") as lines:
+        mine = arena_bytes(lines)
+    used: int = comm.allreduce(mine)
+    return used
+
+
+def arena_bytes(smaps: Iterable[str]) -> int:
+    """Return this process's share of arenas: a page that n processes map counts 1/n. Local.
+
+    Parameters
+    ----------
+    smaps
+        The lines of ``/proc/self/smaps``.
+    """
+    total, inside = 0, False
+    for line in smaps:
+        words = line.split()
+        if not words[0].endswith(":"):
+            inside = any(word.startswith("/dev/shm/mpiml-") for word in words)
+        elif inside and words[0] == "Pss:":
+            total += int(words[1]) << 10
+    return total

@@ -79,6 +79,24 @@ def test_arrays_of_a_bucket_of_many_have_the_bytes_of_one():
     assert len(set(sizes)) > 10
 
 
+def test_of_the_memory_only_arenas_count():
+    from mpiml.bench.allreduce_inside import arena_bytes
+
+    smaps = """\
+7f00-7f10 rw-s 00000000 00:1c 7    /dev/shm/mpiml-0a1b (deleted)
+Rss:                1024 kB
+Pss:                 512 kB
+VmFlags: rd wr sh
+7f10-7f20 rw-p 00000000 00:00 0
+Pss:                  99 kB
+7f20-7f30 rw-s 00000000 00:1c 8    /dev/shm/mpiml-77ff (deleted)
+Pss:                   4 kB
+7f30-7f40 rw-s 00000000 00:1c 9    /dev/shm/vader_segment
+Pss:                   8 kB
+"""
+    assert arena_bytes(smaps.splitlines()) == (512 + 4) << 10
+
+
 def test_a_size_that_does_not_fit_is_left_out():
     from mpiml.bench.allreduce_sizes import fits, needed
 
