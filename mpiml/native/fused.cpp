@@ -10,9 +10,10 @@
 namespace mpiml {
 namespace {
 
-// Elements: few enough that the block, in its own dtype and in that of the parameters,
-// stays in the first cache beside what streams through it.
-constexpr std::size_t kBlock = 512;
+// Elements. The arrays often lie at the same offset of a page, so their blocks compete for
+// the same sets of the first cache. Measured with Adam on Zen 4, ns per element: 0.70 at 256,
+// 0.80 at 512, 1.5 at 1024, 2.2 at 2048.
+constexpr std::size_t kBlock = 256;
 
 void expect(bool good, const std::string &text) {
     if (!good)
