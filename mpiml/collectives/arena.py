@@ -7,6 +7,7 @@ SIGBUS later. Each process has the pages of its own members made, on its own NUM
 """
 
 import contextlib
+import copy
 import mmap
 import os
 import secrets
@@ -16,7 +17,7 @@ from mpiml._native import Gang, gang_bytes
 from mpiml.collectives.team import Team
 from mpiml.errors import SharedMemoryError
 
-__all__ = ["Arena", "make_arena", "private_arena"]
+__all__ = ["Arena", "by_process", "make_arena", "private_arena"]
 
 FOLDER = "/dev/shm"
 _SPARE = 1 << 20  # bytes that stay free, for the MPI library's own
@@ -80,6 +81,14 @@ def make_arena(
     return _arena(team, memory, segment, box, shared)
 
 
+def by_process(team: Team) -> Team:
+    """Return the team as if each process were a host of its own. Local."""
+    other = copy.copy(team)
+    other.hosts = team.ranks
+    other.local = team.housemates
+    return other
+
+
 def private_arena(
     team: Team, segment: int, label: Any, box: int = 512, shared: int = 0
 ) -> Arena:
@@ -88,7 +97,7 @@ def private_arena(
     Parameters
     ----------
     team : Team
-        Whose hosts are its processes.
+        Whose hosts are its processes: `by_process` made it.
     segment, label, box, shared
         As for `make_arena`.
     """

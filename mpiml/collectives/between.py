@@ -7,7 +7,8 @@ members of a host meet keep these in order. What the hosts do is compared, by it
 any data is sent and while the first chunk is reduced.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from mpiml._native import Plan
@@ -59,6 +60,8 @@ class Between(InHost):
         self._rounds = Rounds(team, arena, regions, shared, choice, lane)
         self._made: dict[tuple[str, Any], list[Round]] = {}
         self._flying: list[Pending] = []
+        self._source: Any = None  # of an operation on memory outside of the arena
+        self._out: Any = None
         self._meet = Plan()
         self._meet.sync()
         self._tell = Plan()
@@ -105,15 +108,12 @@ class Between(InHost):
     def _drive(self, rounds: Sequence[Round], label: Label) -> None:
         """Go through the rounds of an operation."""
         self.run(self._meet, label)
-        try:
+        with self._under_way():
             comparison = None
             if self._lane is not None and (self._check or not rounds):
                 comparison = self._lane.compare(label.hash if self._check else 1)
                 self._flying.append(comparison)
             agreed = self._go(rounds, label, comparison)
-        except BaseException as error:
-            self._give_up(error)
-            raise
         if not agreed:
             raise self._differ(label)
 
@@ -141,7 +141,7 @@ class Between(InHost):
 
     def _run(self, plan: Plan | None, label: Label) -> None:
         if plan is not None and len(plan):
-            self.run(plan, label)
+            self.run(plan, label, self._source, self._out)
 
     def _begin(self, round_: Round) -> Pending | None:
         if round_.begin is None:
@@ -192,9 +192,14 @@ class Between(InHost):
         for pending in self._flying:
             pending.Test()
 
-    def _give_up(self, error: BaseException) -> None:
-        """End what was begun: the host's others shall not wait, MPI may still use the memory."""
-        for pending in self._flying:
-            pending.abandon()
-        self._flying.clear()
-        self._leave(error)
+    @contextmanager
+    def _under_way(self) -> Iterator[None]:
+        """End what was begun on an error: this host's others shall not wait."""
+        try:
+            yield
+        except BaseException as error:
+            for pending in self._flying:
+                pending.abandon()
+            self._flying.clear()
+            self._leave(error)
+            raise

@@ -1,11 +1,10 @@
 """The way an operation takes: shared memory within a host, messages between hosts."""
 
-import copy
 from typing import Any
 
-from mpiml.collectives.arena import Arena, make_arena, private_arena
+from mpiml.collectives.arena import Arena, by_process, make_arena, private_arena
 from mpiml.collectives.between import Between
-from mpiml.collectives.chunks import choose
+from mpiml.collectives.chunks import Choice, choose
 from mpiml.collectives.in_host import InHost, box_of
 from mpiml.collectives.labels import Label
 from mpiml.collectives.lanes import open_lane
@@ -14,7 +13,7 @@ from mpiml.collectives.team import Team
 from mpiml.config import Config
 from mpiml.errors import SharedMemoryError
 
-__all__ = ["open_channel"]
+__all__ = ["chosen", "open_channel"]
 
 
 def open_channel(
@@ -56,7 +55,7 @@ def open_channel(
     if isinstance(arena, SharedMemoryError):
         if not fallback:
             raise arena
-        team = _by_process(team)
+        team = by_process(team)
         box = box_of(nbytes, len(team.local))
         arena = private_arena(team, nbytes, label, box, nbytes if shared else 0)
         way = "memory of each process"
@@ -71,18 +70,23 @@ def _channel(
 ) -> InHost:
     if not team.several_hosts:
         return InHost(team, arena, regions, shared, check)
-    config = Config.read()
-    crowded = any(team.exchange(b"1" if team.spin_us == 0 else b"", label))
-    choice = choose(
-        team.hosts, team.ranks, regions.nbytes, config.between, config.between_chunk, crowded
-    )
+    choice = chosen(team, regions.nbytes, label)
     lane = open_lane(team, choice, label)
     return Between(team, arena, regions, shared, check, choice, lane)
 
 
-def _by_process(team: Team) -> Team:
-    """Return the team as if each process were a host."""
-    other = copy.copy(team)
-    other.hosts = team.ranks
-    other.local = team.housemates
-    return other
+def chosen(team: Team, nbytes: int, label: Label) -> Choice:
+    """Return who sends between hosts. Collective over the members.
+
+    Parameters
+    ----------
+    team : Team
+        The members, on several hosts.
+    nbytes : int
+        How much there is to send.
+    label : Label
+        What this is for.
+    """
+    config = Config.read()
+    crowded = any(team.exchange(b"1" if team.spin_us == 0 else b"", label))
+    return choose(team.hosts, team.ranks, nbytes, config.between, config.between_chunk, crowded)

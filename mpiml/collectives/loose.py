@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from mpiml.collectives.apart import open_apart
 from mpiml.collectives.arena import make_arena
 from mpiml.collectives.labels import Label
 from mpiml.collectives.staged import CHUNK, Staged
@@ -27,10 +28,13 @@ class Loose:
 
     def __init__(self, team: Team, label: Label) -> None:
         self.team = team
-        arena = make_arena(team, 0, label, CHUNK, 2 * CHUNK)
-        if isinstance(arena, SharedMemoryError):
-            raise arena
-        self._staged: Any = Staged(team, arena)
+        self._staged: Any = None
+        if not team.several_hosts:
+            arena = make_arena(team, 0, label, CHUNK, 2 * CHUNK)
+            if not isinstance(arena, SharedMemoryError):
+                self._staged = Staged(team, arena)
+        if self._staged is None:
+            self._staged = open_apart(team, label)
         team.closes(self._staged.close)
 
     def reduce(self, source: Any, out: Any, dtype: str, op: str, label: Label) -> None:
@@ -45,7 +49,7 @@ class Loose:
         label : Label
             What is compared.
         """
-        self._staged.allreduce(source, out, dtype, op, label)
+        self._staged.reduce(source, out, dtype, op, label)
 
     def gather(
         self, array: "np.ndarray[Any, Any]", lengths: Sequence[int], label: Label

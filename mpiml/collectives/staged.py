@@ -46,7 +46,7 @@ class Staged:
         self._size = team.size
         self._plans: dict[tuple[str, int, str], Plan] = {}
 
-    def allreduce(self, source: Any, out: Any, dtype: str, op: str, label: Label) -> None:
+    def reduce(self, source: Any, out: Any, dtype: str, op: str, label: Label) -> None:
         """Combine the arrays of all members.
 
         Parameters
