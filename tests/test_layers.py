@@ -104,6 +104,7 @@ FLOORS = {
         ["mpiml.collectives.channel", "mpiml.collectives.device_direct"],
         ["mpiml.collectives.device_group"],
         ["mpiml.collectives.device", "mpiml.collectives.staged"],
+        ["mpiml.collectives.apart"],
         ["mpiml.collectives.compression.hosts", "mpiml.collectives.loose"],
         ["mpiml.collectives.exchanging"],
         ["mpiml.collectives.allreducing", "mpiml.collectives.bucket"],
