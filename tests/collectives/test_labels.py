@@ -66,10 +66,20 @@ def test_the_place_is_told_from_the_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert Label("a", site=(str(tmp_path / "b.py"), 3)).place() == "b.py:3"
     assert Label("a", site=("/else/b.py", 3)).place() == "/else/b.py:3"
-    assert Label("a").place() == ""
 
 
-def text(kind="allreduce", site=None, leaves="x (3,) float32", **more):
+def test_without_a_place_it_is_that_of_the_call_being_made():
+    label = Label("a", "sum", leaves="x")
+    line = sys._getframe().f_lineno
+    assert label.place().endswith(f"test_labels.py:{line + 1}")
+    kept = label.here()
+    assert kept.place().endswith(f"test_labels.py:{line + 2}")
+    assert str(kept) == f"a(op='sum') at {kept.place()}"
+    assert (kept.hash, kept.op, kept.text().split("\n")[2]) == (label.hash, "sum", "x")
+    assert label.site is None
+
+
+def text(kind="allreduce", site=("a.py", 1), leaves="x (3,) float32", **more):
     return Label(kind, "sum", site=site, leaves=leaves, **more).text()
 
 
@@ -88,7 +98,7 @@ def test_different_calls():
 
 def test_different_names():
     said = str(mismatch([text(name="a"), text(name="b")], "role learner"))
-    assert "allreduce(op='sum', name='a') of x (3,) float32 (member 0)" in said
+    assert "allreduce(op='sum', name='a') of x (3,) float32 at a.py:1 (member 0)" in said
     assert "allreduce(op='sum', name='b')" in said
     assert "This is" not in said
 
