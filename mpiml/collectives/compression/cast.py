@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from mpiml._native import convert
 from mpiml.collectives.compression.codec import Codec
-from mpiml.collectives.compression.coding import Layout
+from mpiml.collectives.compression.coding import Layout, Payload
 from mpiml.collectives.ops import DTYPES, numpy_dtype
 from mpiml.errors import UsageError
 
@@ -52,18 +52,28 @@ class Cast(Codec):
         """Return the array, or the sum of arrays, in `dtype`."""
         return _converted(payload, np.dtype(dtype)).reshape(shape)
 
+    def combine(self, payloads: Sequence[Payload], total: NDArray[Any], members: int) -> None:
+        """Fill `total` with what one payload stands for, of which all are the sum."""
+        ((payload,),) = payloads
+        _convert(total, payload)
+
     def layout(self, shape: tuple[int, ...], dtype: Any) -> Layout:
         """Return dtype and shape of each array of a payload."""
         return [(self._to, shape)]
 
 
 def _converted(array: NDArray[Any], dtype: "np.dtype[Any]") -> NDArray[Any]:
-    """Return an array in another dtype; the faster of the two ways that are here."""
-    if "float16" in (array.dtype.name, dtype.name):
-        array = np.asarray(array, order="C")
-        made = np.empty(array.shape, dtype)
-        bytes_of: list[Any] = [x.reshape(-1).view(np.uint8) for x in (made, array)]
-        convert(DTYPES[dtype.name], bytes_of[0], DTYPES[array.dtype.name], bytes_of[1])
-        return made
+    """Return an array in another dtype."""
+    made = np.empty(array.shape, dtype)
+    _convert(made, np.asarray(array, order="C"))
+    return made
+
+
+def _convert(to: NDArray[Any], array: NDArray[Any]) -> None:
+    """Copy C-contiguous arrays of two dtypes; by the faster of the two ways that are here."""
+    if "float16" in (array.dtype.name, to.dtype.name):
+        bytes_of: list[Any] = [x.reshape(-1).view(np.uint8) for x in (to, array)]
+        convert(DTYPES[to.dtype.name], bytes_of[0], DTYPES[array.dtype.name], bytes_of[1])
+        return
     with np.errstate(over="ignore", invalid="ignore"):
-        return array.astype(dtype)
+        np.copyto(to, array.reshape(to.shape), casting="same_kind")

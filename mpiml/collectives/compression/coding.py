@@ -99,10 +99,7 @@ class Coding:
     ) -> NDArray[Any]:
         """Return what a payload stands for."""
         given = payload[0] if self._single else payload
-        if self.draws == "shared":
-            got = self.codec.decode(given, shape, dtype, draw())
-        else:
-            got = self.codec.decode(given, shape, dtype)
+        got = self.codec.decode(given, shape, dtype, *self._places(draw))
         if isinstance(got, np.generic):  # what NumPy makes of an array without dimensions
             got = np.asarray(got)
         if not isinstance(got, np.ndarray) or got.shape != shape or got.dtype != dtype:
@@ -116,17 +113,25 @@ class Coding:
         self, payloads: Sequence[Payload], total: NDArray[Any], members: int, draw: Draw
     ) -> None:
         """Fill `total` with the sum of what the payloads stand for, added in their order."""
-        if self._ours and self.draws != "shared":
-            self.codec.combine(payloads, total, members)
+        if self._ours:
+            self.codec.combine(payloads, total, members, *self._places(draw))
             return
         total.fill(0)
         for payload in payloads:
             total += self.decode(payload, total.shape, total.dtype, draw)
 
+    def fill(self, total: NDArray[Any], summed: Payload, draw: Draw) -> None:
+        """Fill `total` with what the sum of the members' payloads stands for."""
+        if self._ours:
+            self.codec.combine([summed], total, 1, *self._places(draw))
+        else:
+            np.copyto(total, self.decode(summed, total.shape, total.dtype, draw))
+
     def subtract(self, array: NDArray[Any], payload: Payload, draw: Draw) -> None:
         """Take what a payload stands for from `array`, in place."""
-        if self._ours and self.draws != "shared":
-            self.codec.subtract(array, payload[0] if self._single else payload)
+        if self._ours:
+            given = payload[0] if self._single else payload
+            self.codec.subtract(array, given, *self._places(draw))
         else:
             array -= self.decode(payload, array.shape, array.dtype, draw)
 
@@ -144,6 +149,10 @@ class Coding:
             return int(own(shape, dtype))
         zeros = np.zeros(shape, dtype)
         return sum(part.nbytes for part in self.encode(zeros, lambda: np.random.default_rng(0)))
+
+    def _places(self, draw: Draw) -> tuple[np.random.Generator, ...]:
+        """Return what `decode` takes beside the rest."""
+        return (draw(),) if self.draws == "shared" else ()
 
     def _plain(self, part: Any) -> NDArray[Any]:
         if dtype_name(part) not in DTYPES:

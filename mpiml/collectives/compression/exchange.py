@@ -123,17 +123,26 @@ def sum_together(exchange: Exchange, arrays: Sequence[NDArray[Any]]) -> list[NDA
 
     Collective over `exchange`: same shapes and dtypes in the same order.
 
+    Parameters
+    ----------
+    exchange : Exchange
+        The members.
+    arrays : sequence of ndarray
+        C-contiguous; an array that is the only one of its dtype is overwritten.
+
     Returns
     -------
     list of ndarray
-        New arrays of the same shapes and dtypes.
+        Of the same shapes and dtypes.
     """
     kinds: dict[Any, list[int]] = {}
     for number, array in enumerate(arrays):
         kinds.setdefault(array.dtype, []).append(number)
     sums: dict[int, NDArray[Any]] = {}
     for numbers in kinds.values():
-        flat = np.concatenate([arrays[number].reshape(-1) for number in numbers])
+        flat = arrays[numbers[0]].reshape(-1)
+        if len(numbers) > 1:
+            flat = np.concatenate([arrays[number].reshape(-1) for number in numbers])
         if flat.size:
             flat = exchange.sum(flat)
         start = 0

@@ -93,7 +93,7 @@ class Coded(Reducer):
                 "".join(f", {part.dtype.name} {part.shape}" for part in payload)
                 for payload in job.payloads
             ]
-            job.payloads = [  # a view of the array would change with it below
+            job.payloads = [  # a view of the array would change with it, or be summed into it
                 tuple([p.copy() if np.may_share_memory(p, array) else p for p in payload])
                 for array, payload in zip(arrays, job.payloads, strict=True)
             ]
@@ -159,7 +159,7 @@ class Coded(Reducer):
             )
             for payload, total, draw in zip(job.payloads, totals, job.draws, strict=True):
                 summed = tuple([next(sums) for _ in payload])
-                np.copyto(total, coding.decode(summed, total.shape, total.dtype, draw))
+                coding.fill(total, summed, draw)
             return
         layouts = [coding.layout(work.source.shape, work.dtype) for work in works]
         everyone = [read(block, layouts) for block in exchange.gather(job.block, lengths)]

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpiml.collectives.compression.codec import Codec, check_seed, count_of
-from mpiml.collectives.compression.coding import Layout
+from mpiml.collectives.compression.coding import Layout, Payload
 from mpiml.collectives.compression.draws import generator
 from mpiml.collectives.compression.topk import number_of
 
@@ -58,6 +58,7 @@ class RandomK(Codec):
         self.seed = check_seed(seed, "RandomK")
         self.unbiased = bool(unbiased)
         self.biased = not self.unbiased
+        self._kept: tuple[Any, NDArray[np.intp]] | None = None
 
     def encode(
         self, array: NDArray[Any], rng: np.random.Generator | None = None
@@ -81,6 +82,24 @@ class RandomK(Codec):
         array.reshape(-1)[self._places(array.size, rng)] = payload
         return array
 
+    def combine(
+        self,
+        payloads: Sequence[Payload],
+        total: NDArray[Any],
+        members: int,
+        rng: np.random.Generator | None = None,
+    ) -> None:
+        """Fill `total` with what one payload stands for, of which all are the sum."""
+        ((payload,),) = payloads
+        total.fill(0)
+        total.reshape(-1)[self._places(total.size, rng)] = payload
+
+    def subtract(
+        self, array: NDArray[Any], payload: NDArray[Any], rng: np.random.Generator | None = None
+    ) -> None:
+        """Take what a payload stands for from `array`, in place."""
+        array.reshape(-1)[self._places(array.size, rng)] -= payload
+
     def layout(self, shape: tuple[int, ...], dtype: Any) -> Layout:
         """Return dtype and shape of each array of a payload."""
         return [(dtype, (number_of(prod(shape), self.ratio, self.k),))]
@@ -91,6 +110,23 @@ class RandomK(Codec):
         k = number_of(size, self.ratio, self.k)
         if k == size:
             return np.arange(size)
-        places = rng.choice(size, k, replace=False, shuffle=False)
-        places.sort()
-        return places
+        # a step needs the same places three times; members that are threads do, too
+        key = size, k, _place(rng)
+        kept = self._kept
+        if kept is None or key[2] is None or kept[0] != key:
+            chosen = np.zeros(size, np.uint8)
+            chosen[rng.choice(size, k, replace=False, shuffle=False)] = 1
+            kept = self._kept = key, np.flatnonzero(chosen)
+        return kept[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_kept": None}
+
+
+def _place(rng: np.random.Generator) -> bytes | None:
+    """Return where a generator by counters stands; None of another."""
+    state = rng.bit_generator.state
+    if state["bit_generator"] != "Philox" or state["buffer_pos"] != 4:  # 4: at a whole block
+        return None
+    inside: Any = state["state"]
+    return bytes(inside["key"].tobytes() + inside["counter"].tobytes())

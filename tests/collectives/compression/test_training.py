@@ -18,7 +18,7 @@ from mpiml.collectives.compression import (
 )
 from tests.collectives.compression.crowd import crowd
 
-HIDDEN, BATCH, STEPS = 32, 32, 240
+HIDDEN, BATCH, STEPS = 32, 32, 300
 
 
 class Levels:
@@ -44,7 +44,7 @@ def digits():
     images, labels = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(labels))
     images, labels = (images[order] / 16).astype(np.float32), labels[order]
-    return images[:1400], labels[:1400], images[1400:], labels[1400:]
+    return images[:1297], labels[:1297], images[1297:], labels[1297:]
 
 
 def start():
