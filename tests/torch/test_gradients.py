@@ -222,8 +222,10 @@ def test_gradients_of_several_dtypes(mode):
             sums = mine if sums is None else [a + b for a, b in zip(sums, mine, strict=True)]
         for param, total in zip(model.parameters(), sums, strict=True):
             assert param.grad.dtype == param.dtype
+            # between hosts the sum of each host is rounded
+            atol = 1e-3 if param.dtype.itemsize == 2 else 1e-6
             expected = (total / me.replicas).to(param.dtype)
-            torch.testing.assert_close(param.grad, expected)
+            torch.testing.assert_close(param.grad, expected, rtol=1e-2, atol=atol)
         return torch.cat([p.grad.double().flatten() for p in model.parameters()])
 
     found = learn(mode, body)
