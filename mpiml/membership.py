@@ -143,7 +143,7 @@ class RoleHooks:
                 self._end_for(look, *gone)
         limit = self._runtime.settings.stall_warning
         if limit > 0 and seconds >= limit and not look.said:
-            self._warn(look, seconds, limit)
+            self._warn(look, seconds, method)
 
     def _look(self, thread: int, seconds: float, missing: Sequence[int], label: Any) -> _Look:
         now = time.monotonic()
@@ -212,33 +212,40 @@ class RoleHooks:
 
     # -- what is shown -------------------------------------------------------------------------
 
-    def _warn(self, look: _Look, seconds: float, limit: float) -> None:
+    def _warn(self, look: _Look, seconds: float, method: bool) -> None:
         """Say once who is missing; of those that wait only the first one speaks."""
-        if not look.missing:  # in a message, which does not say whose: the rounds tell
-            if not look.asked:
-                look.asked = look.at
-                for spec in self._members:
-                    self._teams.ask(self._node, spec.id)
-            if look.at - look.asked < 2 * _ASK:
-                return
-            look.missing = self._behind()
-        look.said = True
-        first = min((i for i in range(len(self._members)) if i not in look.missing), default=0)
-        if first != self._node.spec.index:
+        if not look.asked:
+            look.asked = look.at
+            for spec in self._members:
+                self._teams.ask(self._node, spec.id)
+        if look.at - look.asked < 2 * _ASK:
             return
+        look.said = True
         ranks = self._runtime.ranks
-        specs = [self._members[i] for i in look.missing]
+        # Who is missing at a meeting may itself wait for others there: rounds tell.
+        missing = ([] if method else self._behind(look.asked)) or look.missing
+        here = self._runtime.engine.rank
+        waits = [i for i in range(len(self._members)) if i not in missing]
+        if not missing:
+            waits = [i for i in waits if ranks[self._members[i].id] == here]
+        if waits and waits[0] != self._node.spec.index:
+            return
+        specs = [self._members[i] for i in missing]
         names = [f"{spec.role}/{spec.index} (rank {ranks[spec.id]})" for spec in specs]
         self._runtime.say(
-            f"mpiml: {self._runtime.name}: {self._node.title} (rank {self._runtime.engine.rank}) "
+            f"mpiml: {self._runtime.name}: {self._node.title} (rank {here}) "
             f"has waited {seconds:.0f} s for {_few(names)} in {look.text}\n"
         )
 
-    def _behind(self) -> list[int]:
-        """Return the members that have begun fewer rounds than this one, as far as is known."""
-        states, rounds = self._teams.states, self._agreement.rounds
-        known = [(i, states.get(spec.id)) for i, spec in enumerate(self._members)]
-        return [i for i, state in known if state is not None and state.rounds < rounds]
+    def _behind(self, since: float) -> list[int]:
+        """Return who has begun fewer rounds than this member, of those known since a time."""
+        rounds = self._agreement.rounds
+        found = []
+        for i, spec in enumerate(self._members):
+            state = self._teams.states.get(spec.id)
+            if state is not None and (state.how != RUNS or state.since >= since):
+                found += [i] if state.rounds < rounds else []
+        return found
 
     def sleepers(self) -> list[Sleeper]:
         """Return the threads of this node that wait in collectives now."""

@@ -93,8 +93,7 @@ class Bucket:
         if like is None:
             raise UsageError(f"{where}: like: expected an array or a tree of arrays, got None")
         team = team_of(comm, where)
-        self._team = team
-        self._name = name
+        self._team, self._name = team, name
         caught: UsageError | None = None
         device = None
         try:
@@ -108,20 +107,21 @@ class Bucket:
         more = f"result={result!r}, fallback={fallback}, check={check}"
         more += ", on a device" if device is not None else ""
         label = Label(where, name=name, leaves=said, more=more)
-        _agree(team, label, said, caught)
-        self.regions = regions
         self._labels: dict[Any, Label] = {}
         self._own: memoryview | None = None  # None: on a device
         self._shared: memoryview | None = None
         self._channel: Any
-        if device is None:
-            self._own, self._shared, self._channel = open_channel(
-                team, regions, result == "shared", fallback, check, label
-            )
-            views, self._flat = regions.views(self._own), regions.flat(self._own)
-        else:
-            block, self._channel = open_device(team, regions, device, check, label)
-            views, self._flat = block.views(regions), block.flat(regions)
+        with team.round(label):
+            _agree(team, label, said, caught)
+            self.regions = regions
+            if device is None:
+                self._own, self._shared, self._channel = open_channel(
+                    team, regions, result == "shared", fallback, check, label
+                )
+                views, self._flat = regions.views(self._own), regions.flat(self._own)
+            else:
+                block, self._channel = open_device(team, regions, device, check, label)
+                views, self._flat = block.views(regions), block.flat(regions)
         self._tree = unflatten(self._treedef, views)
         self._result = self._tree
         if self._shared is not None:

@@ -8,7 +8,8 @@ first and then, by one thread of each process, through MPI.
 import itertools
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from mpiml.collectives.messages import Waiting, exchange_bytes
@@ -249,6 +250,18 @@ class Team:
         if self._round:
             self._round = False
             self.hooks.end()
+
+    @contextmanager
+    def round(self, label: Any) -> Iterator[None]:
+        """Let what the block does be one collective, unless it is part of one already."""
+        if self._round:
+            yield
+            return
+        self.begin_round(label)
+        try:
+            yield
+        finally:
+            self.end_round()
 
     def closes(self, function: Callable[[], None]) -> None:
         """Call `function` when the team is closed."""
