@@ -8,13 +8,13 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from mpiml.bench.spawn import Ranks
-from mpiml.doctor.check import attempt
+from mpiml.doctor.check import Outcome, attempt
 
 __all__ = ["CARD", "TwoHosts", "link_bytes"]
 
@@ -106,14 +106,29 @@ class TwoHosts:
         BenchError
             They ended with another status than 0, or not in time.
         """
+        return self.ranks.scenario(where, 4, plan, **self._how())
+
+    def run(self, argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Outcome:
+        """Run ``python ARGV`` on 2 ranks of each host, with `environ` set besides.
+
+        Raises
+        ------
+        BenchError
+            They ended with another status than 0, or not in time.
+        """
+        how = self._how()
+        return self.ranks.run(
+            4, argv, **how | {"environ": how["environ"] | dict(environ or {})}
+        )
+
+    def _how(self) -> dict[str, Any]:
         here = self.names[0]
-        return self.ranks.scenario(
-            where, 4, plan,
-            before=("unshare", "--uts", "ip", "netns", "exec", here,
-                    "sh", "-c", f'hostname {here}; exec "$0" "$@"'),
-            options=self._options(),
-            environ=self._environ(),
-        )  # fmt: skip
+        return {
+            "before": ("unshare", "--uts", "ip", "netns", "exec", here,
+                       "sh", "-c", f'hostname {here}; exec "$0" "$@"'),
+            "options": self._options(),
+            "environ": self._environ(),
+        }  # fmt: skip
 
     def _making(self) -> list[str]:
         a, b = self.names

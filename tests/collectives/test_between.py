@@ -14,7 +14,7 @@ from mpiml.errors import ServiceGoneError, SharedMemoryError, UsageError
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
-DTYPES = ["float32", "float64", "float16", ml_dtypes.bfloat16, "int16", "int64", "complex64"]
+DTYPES = ["float32", ml_dtypes.bfloat16, "int16", "complex128"]
 WAYS = [(1, "leaders"), (2, "leaders"), (2, "stripes"), (3, "leaders")]
 
 
