@@ -10,6 +10,7 @@ from mpiml.errors import UsageError
 __all__ = ["Waiting", "complete", "exchange_bytes"]
 
 _MOST = (1 << 31) - 1  # bytes; counts and offsets of the v-collectives are 32-bit numbers
+_left: list[Any] = []  # requests that nobody waits for any more
 _EAGER = 200  # tests in a row before the core is given away between two
 
 
@@ -41,7 +42,8 @@ def complete(
 ) -> None:
     """Wait for an MPI request.
 
-    Local. Raises what `waiting` raises; the request is left then, and its buffers with it.
+    Local. Raises what `waiting` raises; the request is left then, and kept with its buffers:
+    the library may still write there.
 
     Parameters
     ----------
@@ -65,7 +67,11 @@ def complete(
         if now - looked > 0.05:
             looked = now
             pause = min(pause + 1e-5, 1e-3)
-            waiting()
+            try:
+                waiting()
+            except BaseException:
+                _left.append(request)
+                raise
 
 
 def exchange_bytes(
