@@ -169,7 +169,7 @@ def exchange_text(comm: MPI.Intracomm, text: bytes) -> list[bytes]:
 _keyval: int | None = None
 
 
-def attached(comm: MPI.Intracomm, make: Callable[[], Any]) -> Any:
+def attached(comm: MPI.Intracomm, make: Callable[[MPI.Intracomm], Any]) -> Any:
     """Return what `make` has made for this communicator, once; closed when that is freed.
 
     Collective over `comm`, if `make` is. What is made has a ``close()``.
@@ -179,7 +179,7 @@ def attached(comm: MPI.Intracomm, make: Callable[[], Any]) -> Any:
         _keyval = MPI.Comm.Create_keyval(delete_fn=lambda comm, keyval, value: value.close())
     found = comm.Get_attr(_keyval)
     if found is None:
-        found = make()
+        found = make(comm)
         comm.Set_attr(_keyval, found)
     return found
 

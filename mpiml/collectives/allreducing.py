@@ -89,13 +89,12 @@ def _one(team: Team, x: Any, op: Any, out: Any, name: str | None) -> Any:
     if call is None:
         call = _guarded(team, name, lambda: _prepare(team, key, x, op, name))
     source = x if x.flags.c_contiguous else np.asarray(x, order="C")
-    result = source if out is x and source is not x else out
     if out is None:
         result = np.empty(x.shape, x.dtype)
-    elif out is not x:
+    else:
         result = _guarded(team, name, lambda: _target(x, out, ""))
-    loose = loose_of(team, call.label)
-    team.run(lambda: loose.reduce(source, result, call.dtype, call.op, call.label), call.label)
+    label, op, dtype = call.label, call.op, call.dtype
+    team.run(loose_of(team, label).reduce, label, source, result, dtype, op, label)
     if out is not None and result is not out:
         np.copyto(out, result)
         return out

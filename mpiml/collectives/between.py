@@ -184,8 +184,9 @@ class Between(InHost):
             self._team.index,
         )
 
+    @property
     def _slice_us(self) -> int:
-        return _MESSAGES_US if self._flying else super()._slice_us()
+        return _MESSAGES_US if self._flying else super()._slice_us
 
     def _meanwhile(self) -> None:
         """Let the messages under way go on."""

@@ -126,7 +126,6 @@ class Bucket:
         self._result = self._tree
         if self._shared is not None:
             self._result = unflatten(self._treedef, regions.views(self._shared.toreadonly()))
-        self._counts = {"operations": 0, "bytes": 0}
 
     # -- what it holds -------------------------------------------------------------------------
 
@@ -193,8 +192,10 @@ class Bucket:
         label = self._labels.get(("allreduce", op, name, compress is None))
         if label is None:
             label = self._label("allreduce", name, op, compress=compress)
-        work = self._allreduce(label, compress)
-        self._team.run(work, label)
+        if compress is None and self._channel is not None:  # nothing made for the call
+            self._team.run(self._channel.allreduce, label, label.op, label)
+        else:
+            self._team.run(self._allreduce(label, compress), label)
 
     def iallreduce(
         self, op: Any = "sum", compress: Any = None, name: str | None = None

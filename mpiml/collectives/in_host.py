@@ -67,6 +67,7 @@ class InHost:
         self._place = team.local.index(team.index)
         self._members = len(team.local)
         self._plans: dict[tuple[str, Any], Plan] = {}
+        self._allreduces: dict[str, Plan] = {}
         self._broken: str | None = None
         self.way = "shared memory"
         self.used = _used(regions)
@@ -80,9 +81,10 @@ class InHost:
 
     def allreduce(self, op: str, label: Label) -> None:
         """Combine all segments, in place or to the shared result."""
-        plan = self._plans.get(("allreduce", op))
+        plan = self._allreduces.get(op)
         if plan is None:
             plan = self._plan(("allreduce", op), lambda p: self._allreduce(p, op))
+            self._allreduces[op] = plan
         self.run(plan, label)
 
     def reduce_scatter(self, op: str, label: Label) -> None:
@@ -178,7 +180,7 @@ class InHost:
         """
         if self._broken is not None:
             raise ServiceGoneError(f"{label}: {self._broken}")
-        status = self._gang.run(plan, label.hash, self._check, self._slice_us(), source, out)
+        status = self._gang.run(plan, label.hash, self._check, self._slice_us, source, out)
         if status:
             self._late(status, plan, label, source, out)
 
@@ -189,7 +191,7 @@ class InHost:
                 waiting([self._team.local[i] for i in self._gang.missing()])
                 self._meanwhile()
                 status = self._gang.run(
-                    plan, label.hash, self._check, self._slice_us(), source, out
+                    plan, label.hash, self._check, self._slice_us, source, out
                 )
             if status == _LEFT:
                 gone = [self._team.names[self._team.local[i]] for i in self._gang.missing()]
@@ -209,6 +211,7 @@ class InHost:
         self._gang.leave()
         self._broken = f"an earlier operation ended early: {error}"
 
+    @property
     def _slice_us(self) -> int:
         """Return how long to wait for members before looking around."""
         return _SLICE_US

@@ -1,6 +1,8 @@
 """Whose collective a call is: the role of the node that calls, or the ranks of a communicator."""
 
+import functools
 import os
+from collections.abc import Callable
 from typing import Any
 
 from mpiml.collectives.room import Room
@@ -41,17 +43,26 @@ def team_of(comm: Any, where: str) -> Team:
             )
         own: Team = scope.owner.team()
         return own
+    team: Team = _attached()(comm, _PlainTeam, where)
+    return team
+
+
+@functools.cache  # an import statement takes as long as the rest of a small allreduce
+def _attached() -> Callable[..., Any]:
+    """Return what finds the team of a communicator; MPI comes along with it."""
     from mpi4py import MPI
 
-    from mpiml import world
+    from mpiml.world import attached
 
-    if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
-        raise UsageError(
-            f"{where}: comm: expected an mpi4py intracommunicator, or None for the role of a "
-            f"node, got {comm!r}"
-        )
-    team: Team = world.attached(comm, lambda: _PlainTeam(comm))
-    return team
+    def find(comm: Any, make: Callable[[Any], Team], where: str) -> Any:
+        if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
+            raise UsageError(
+                f"{where}: comm: expected an mpi4py intracommunicator, or None for the role of "
+                f"a node, got {comm!r}"
+            )
+        return attached(comm, make)
+
+    return find
 
 
 class _PlainTeam(Team):

@@ -93,17 +93,16 @@ class Worker:
         last = self._last
         return self._lock.locked() or (last is not None and not last._done.is_set())
 
-    def run(self, work: Callable[[], Any]) -> None:
+    def run(self, work: Callable[..., Any], *arguments: Any) -> None:
         """Do an operation now, or after those that were begun before."""
         last = self._last
         if last is not None:
             if not last._done.is_set():
-                request = self.submit(work, "the operation")
-                request.wait()
+                self.submit(lambda: work(*arguments), "the operation").wait()
                 return
             self._last = None
         with self._lock:
-            work()
+            work(*arguments)
 
     def submit(self, work: Callable[[], Any], label: Any) -> Request:
         """Begin an operation; return its request."""

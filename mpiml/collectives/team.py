@@ -150,6 +150,7 @@ class Team:
         self.rank = ranks[index]
         self.local = tuple(i for i in range(self.size) if hosts[i] == hosts[index])
         self.housemates = tuple(i for i in range(self.size) if ranks[i] == self.rank)
+        self._plain = type(self.hooks) is PlainHooks  # which begin and end nothing
         self.worker = Worker()
         self.loose: Any = None  # what reduces arrays outside of buckets
         self.calls: dict[Any, Any] = {}  # what has been prepared for calls that come again
@@ -217,14 +218,14 @@ class Team:
             taken[rank] += 1
         return everyone
 
-    def run(self, work: Callable[[], None], label: Any) -> None:
+    def run(self, work: Callable[..., None], label: Any, *arguments: Any) -> None:
         """Do one operation of this member, after those begun before."""
-        if self._round:
-            self.worker.run(work)
+        if self._round or self._plain:
+            self.worker.run(work, *arguments)
             return
         self.hooks.begin(label)
         try:
-            self.worker.run(work)
+            self.worker.run(work, *arguments)
         finally:
             self.hooks.end()
 
