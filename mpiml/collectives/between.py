@@ -21,6 +21,7 @@ from mpiml.collectives.messages import complete
 from mpiml.collectives.regions import Regions
 from mpiml.collectives.rounds import Round, Rounds
 from mpiml.collectives.team import Team
+from mpiml.errors import ServiceGoneError
 
 __all__ = ["Between"]
 
@@ -109,6 +110,8 @@ class Between(InHost):
         """Go through the rounds of an operation."""
         self.run(self._meet, label)
         with self._under_way():
+            if self._lane is not None and self._lane.broken:
+                raise ServiceGoneError(f"{label}: {self._lane.broken}")
             comparison = None
             if self._lane is not None and (self._check or not rounds):
                 comparison = self._lane.compare(label.hash if self._check else 1)
@@ -151,9 +154,20 @@ class Between(InHost):
         return pending
 
     def _complete(self, pending: Pending | None, label: Label) -> None:
-        if pending is not None:
-            complete(pending, self._team.waiting(label), self._meanwhile)
-            self._flying.remove(pending)
+        if pending is None:
+            return
+        waiting = self._team.waiting(label)
+        complete(pending, lambda: waiting(self._absent(pending)), self._meanwhile)
+        self._flying.remove(pending)
+
+    def _absent(self, pending: Pending) -> list[int]:
+        """Return the members of hosts that have not come."""
+        if not isinstance(pending, Comparison):
+            return []
+        hosts = self._team.hosts
+        order = sorted(set(hosts))
+        missing = {order[i] for i in pending.missing()}
+        return [member for member, host in enumerate(hosts) if host in missing]
 
     def _agree(self, comparison: Comparison | None, label: Label) -> bool:
         """Meet; return whether all hosts do the same. The same on all members."""
@@ -171,9 +185,10 @@ class Between(InHost):
     def _mismatch(self, label: Label, waiting: Any) -> Exception:
         """Tell the other hosts that members of this one differ."""
         if self._lane is not None:
-            comparison = self._lane.compare(0)
-            self._flying.append(comparison)
-            self._complete(comparison, label)
+            with self._under_way():
+                comparison = self._lane.compare(0)
+                self._flying.append(comparison)
+                self._complete(comparison, label)
         return self._differ(label)
 
     def _differ(self, label: Label) -> Exception:
@@ -202,5 +217,7 @@ class Between(InHost):
             for pending in self._flying:
                 pending.abandon()
             self._flying.clear()
+            if self._lane is not None:  # whose messages are out of step now
+                self._lane.broken = f"an earlier operation ended early: {error}"
             self._leave(error)
             raise

@@ -20,6 +20,7 @@ __all__ = ["Comparison", "Lane", "Pending", "open_lane"]
 
 _TAGS = 16_000  # MPI promises 32767; an operation is over long before its tag comes again
 _SMALL = 8192  # bytes that each host may send to all others at once: one latency, not two
+_TOLD = 64  # hosts up to which each tells every other what it does
 _abandoned: list[Any] = []  # what MPI may still read or write after a wait was ended
 
 
@@ -65,25 +66,49 @@ class Pending:
 
 
 class Comparison(Pending):
-    """Whether all hosts do the same; `same` is known when it is done."""
+    """Whether all hosts do the same; `same` is known when it is done.
 
-    __slots__ = ("_least", "_own")
+    Local. Each host tells every other one, so that it is known who has not come; where hosts
+    are too many for that, MPI looks for the least.
+    """
 
-    def __init__(self, comm: Any, hash_: int) -> None:
-        from mpi4py import MPI
+    __slots__ = ("_from", "_own", "_seen")
 
-        # The least of the hashes and the least of their complements are the own ones only
-        # where all are equal. No hash is 0.
+    def __init__(self, lane: "Lane", hash_: int) -> None:
+        self._from: dict[int, Any] = {}
         inverse = ~hash_ & 0xFFFFFFFFFFFFFFFF if hash_ else 0
         self._own = hash_.to_bytes(8, "little") + inverse.to_bytes(8, "little")
-        self._least = bytearray(16)
-        words = [[memory, 2, MPI.UINT64_T] for memory in (self._own, self._least)]
-        super().__init__([comm.Iallreduce(*words, MPI.MIN)])
+        if lane.size > _TOLD:
+            from mpi4py import MPI
+
+            # The least of the hashes and the least of their complements are the own ones only
+            # where all are equal. No hash is 0.
+            self._seen = bytearray(16)
+            words = [[memory, 2, MPI.UINT64_T] for memory in (self._own, self._seen)]
+            super().__init__([lane.comm.Iallreduce(*words, MPI.MIN)])
+            return
+        self._seen = bytearray(self._own * lane.size)
+        others = [i for i in range(lane.size) if i != lane.rank]
+        sends: list[list[memoryview]] = [[] for _ in range(lane.size)]
+        receives: list[list[memoryview]] = [[] for _ in range(lane.size)]
+        own, seen = memoryview(self._own), memoryview(self._seen)
+        for host in others:
+            sends[host] = [own]
+            receives[host] = [seen[16 * host : 16 * host + 16]]
+        requests = lane.start(sends, receives, lane.tag())
+        # `start` begins with the receives from each host, one before each send.
+        sources = [(lane.rank - step) % lane.size for step in range(1, lane.size)]
+        self._from = dict(zip(sources, requests[::2], strict=True))
+        super().__init__(requests)
 
     @property
     def same(self) -> bool:
         """Whether all hosts brought the same, and no host brought 0."""
-        return self._own == self._least and any(self._own)
+        return self._seen == self._own * (len(self._seen) // 16) and any(self._own)
+
+    def missing(self) -> list[int]:
+        """Return the hosts that have not come; none where that is not known."""
+        return [host for host, request in self._from.items() if not request.Test()]
 
 
 class Lane:
@@ -103,10 +128,11 @@ class Lane:
         self.rank: int = comm.rank
         self._next = 0
         self._scratch: list[bytearray] = []
+        self.broken = ""  #: why nothing can be sent any more
 
     def compare(self, hash_: int) -> Comparison:
         """Begin to compare what the hosts do; 0: members of this host differ already."""
-        return Comparison(self.comm, hash_)
+        return Comparison(self, hash_)
 
     def allreduce(self, memory: memoryview, piece: Piece, op: str, divisor: float) -> Pending:
         """Begin to combine the `memory` of all, in place."""
@@ -129,7 +155,7 @@ class Lane:
         then: "Callable[[], Pending | None] | None" = None,
     ) -> Pending:
         """Begin to send and to receive pieces: for each host those to it, and from it."""
-        return Pending(self._start(sends, receives, self._tag()), then)
+        return Pending(self.start(sends, receives, self.tag()), then)
 
     def scratch(self, nbytes: int) -> bytearray:
         """Return memory of at least `nbytes`; give it back by `recycle`."""
@@ -170,7 +196,7 @@ class Lane:
             _native.reduce(piece.region.code, OPS[op], sources, [memory], divisor)
             self.recycle(scratch)
 
-        return Pending(self._start(sends, others, self._tag()), combine)
+        return Pending(self.start(sends, others, self.tag()), combine)
 
     def _in_parts(self, memory: memoryview, piece: Piece, op: str, divisor: float) -> Pending:
         """Every host receives its part from all, combines it, and sends the result to all."""
@@ -186,14 +212,14 @@ class Lane:
         here = [[] if i == own or not mine else [m] for i, m in enumerate(sources)]
         back = [[] if i == own or not mine else [mine] for i in range(self.size)]
 
-        first, second = self._tag(), self._tag()  # now: later, chunks go their own ways
+        first, second = self.tag(), self.tag()  # now: later, chunks go their own ways
 
         def combine() -> Pending:
             _native.reduce(piece.region.code, OPS[op], sources, [mine], divisor)
             self.recycle(scratch)
-            return Pending(self._start(back, there, second))
+            return Pending(self.start(back, there, second))
 
-        return Pending(self._start(there, here, first), combine)
+        return Pending(self.start(there, here, first), combine)
 
     def _places(self, own: memoryview, scratch: bytearray, nbytes: int) -> list[memoryview]:
         """Return for each host where its `nbytes` come to lie, in their order."""
@@ -207,11 +233,12 @@ class Lane:
                 rest = rest[nbytes:]
         return found
 
-    def _tag(self) -> int:
+    def tag(self) -> int:
+        """Return the tag of the messages that come next: the same on all hosts."""
         self._next += 1
         return self._next % _TAGS
 
-    def _start(
+    def start(
         self,
         sends: Sequence[Sequence[memoryview]],
         receives: Sequence[Sequence[memoryview]],

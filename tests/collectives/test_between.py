@@ -216,6 +216,37 @@ def test_an_operation_that_is_left_halfway_ends_the_bucket(hosts, monkeypatch):
     hosts.Barrier()
 
 
+def test_the_members_of_a_host_that_is_late_are_known(hosts, monkeypatch):
+    from mpiml.collectives.members import team_of
+
+    with Bucket(hosts, np.zeros(3000, "f4")) as bucket:
+        team = team_of(hosts, "test")
+        last = [i for i in range(hosts.size) if team.hosts[i] == team.hosts[-1]]
+        if hosts.rank == 0 and 0 not in last:
+
+            def waiting(seconds, missing, label):
+                if missing and not seen:
+                    seen.extend(missing)
+                    for late in last:
+                        hosts.send("come", late)
+
+            seen = []
+            monkeypatch.setattr(team.hooks, "waiting", waiting)
+            bucket.allreduce()
+            assert set(seen) >= set(last)
+        else:
+            if hosts.rank in last and 0 not in last:
+                assert hosts.recv(source=0) == "come"
+            bucket.allreduce()
+
+
+def test_many_hosts_compare_by_mpi(hosts, monkeypatch):
+    from mpiml.collectives import lanes
+
+    monkeypatch.setattr(lanes, "_TOLD", 1)
+    test_one_host_does_something_else(hosts)
+
+
 def test_messages_where_shared_memory_is_refused(hosts, monkeypatch):
     from mpiml.collectives import arena
 
