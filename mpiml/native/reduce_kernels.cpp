@@ -27,6 +27,10 @@ constexpr std::size_t kVector = 16;
 // Vectors in flight: enough to hide the latency of loads, few enough for 16 registers
 // where a vector needs two accumulators.
 constexpr std::size_t kUnroll = 4;
+// Up to kMany sources are read side by side. More are read kTogether at a time, a page of
+// each: measured on Zen 4, 21 against 13 GB/s for 32 sources, 20 against 9 for 64.
+constexpr int kMany = 16, kTogether = 8;
+constexpr std::size_t kPage = 4096;
 
 template <typename T> struct VectorOf {
     typedef T type __attribute__((vector_size(kVector)));
@@ -241,31 +245,59 @@ template <typename K, typename F, bool kMean, int kN> struct Loop {
         return K::narrow(a);
     }
 
-    // kU vectors from byte `at` on.
-    template <std::size_t kU, bool kStream>
-    [[gnu::always_inline]] inline void step(std::size_t at) const {
-        Acc acc[kU];
-        for (std::size_t k = 0; k < kU; ++k)
-            acc[k] = load_acc(src[0] + at + k * kVector);
-        const int last = kN ? kN : n;
-        for (int i = 1; i < last; ++i) {
+    // kU vectors at byte `at`: sources from..to - 1 come to what is in acc.
+    template <std::size_t kU>
+    [[gnu::always_inline]] inline void add(Acc *acc, std::size_t at, int from, int to) const {
+        for (int i = from; i < to; ++i) {
             const std::byte *const p = src[i] + at;
             for (std::size_t k = 0; k < kU; ++k)
                 acc[k] = combine<K, F>(acc[k], load_acc(p + k * kVector));
         }
+    }
+
+    template <std::size_t kU, bool kStream>
+    [[gnu::always_inline]] inline void give(int j, std::size_t at, const Raw *out) const {
+        std::byte *const p = dst[j] + at;
+        if (kStream && j < 64 && (streams >> j & 1)) {
+            for (std::size_t k = 0; k < kU; ++k)
+                store_past_caches(p + k * kVector, out[k]);
+        } else {
+            for (std::size_t k = 0; k < kU; ++k)
+                store(p + k * kVector, out[k]);
+        }
+    }
+
+    // kU vectors of all sources, in registers.
+    template <std::size_t kU, bool kStream>
+    [[gnu::always_inline]] inline void step(std::size_t at) const {
+        Acc acc[kU];
         Raw out[kU];
         for (std::size_t k = 0; k < kU; ++k)
+            acc[k] = load_acc(src[0] + at + k * kVector);
+        add<kU>(acc, at, 1, kN ? kN : n);
+        for (std::size_t k = 0; k < kU; ++k)
             out[k] = finish(acc[k]);
-        for (int j = 0; j < m; ++j) {
-            std::byte *const p = dst[j] + at;
-            if (kStream && j < 64 && (streams >> j & 1)) {
-                for (std::size_t k = 0; k < kU; ++k)
-                    store_past_caches(p + k * kVector, out[k]);
-            } else {
-                for (std::size_t k = 0; k < kU; ++k)
-                    store(p + k * kVector, out[k]);
-            }
+        for (int j = 0; j < m; ++j)
+            give<kU, kStream>(j, at, out);
+    }
+
+    // A page of every source, a few sources at a time, so that no more streams are open
+    // than prefetchers follow and sets of a cache that all sources fall into can hold.
+    template <bool kStream> void page(std::size_t at) const {
+        constexpr std::size_t kCount = kPage / kVector;
+        Acc acc[kCount];
+        Raw out[kCount];
+        for (std::size_t k = 0; k < kCount; ++k)
+            acc[k] = load_acc(src[0] + at + k * kVector);
+        for (int from = 1; from < n; from += kTogether) {
+            const int to = n - from < kTogether ? n : from + kTogether;
+            for (std::size_t k = 0; k < kCount; k += kUnroll)
+                add<kUnroll>(acc + k, at + k * kVector, from, to);
         }
+        for (std::size_t k = 0; k < kCount; ++k)
+            out[k] = finish(acc[k]);
+        for (int j = 0; j < m; ++j)
+            give<kCount, kStream>(j, at, out);
     }
 
     // Fewer bytes than a vector, through memory that is as large as one.
@@ -285,6 +317,9 @@ template <typename K, typename F, bool kMean, int kN> struct Loop {
     template <bool kStream> void run(std::size_t at, std::size_t nbytes) const {
         if (at)
             part(0, at);
+        if (n > kMany)
+            for (; nbytes - at >= kPage; at += kPage)
+                page<kStream>(at);
         for (; nbytes - at >= kUnroll * kVector; at += kUnroll * kVector)
             step<kUnroll, kStream>(at);
         for (; nbytes - at >= kVector; at += kVector)
