@@ -60,6 +60,11 @@ def _text(text: str) -> str:
 
 
 VARIABLES: dict[str, tuple[str, Callable[[str], object], str]] = {
+    "MPIML_ALLREDUCE": (
+        "allreduce",
+        _one_of("auto", "memory", "messages"),
+        "memory, messages or auto",
+    ),
     "MPIML_BETWEEN": (
         "between",
         _one_of("auto", "leaders", "stripes"),
@@ -71,7 +76,11 @@ VARIABLES: dict[str, tuple[str, Callable[[str], object], str]] = {
     "MPIML_HOST_SIZE": ("host_size", _number(1), "a whole number of at least 1"),
     "MPIML_LAUNCHER_HOST": ("launcher_host", _text, "a host name"),
     "MPIML_LAUNCHER_PID": ("launcher_pid", _number(1), "a process id"),
-    "MPIML_STALL_WARNING": ("stall_warning", _number(1), "a whole number of seconds, 1 or more"),
+    "MPIML_STALL_WARNING": (
+        "stall_warning",
+        _number(1),
+        "a whole number of seconds, 1 or more",
+    ),
     "MPIML_SPIN_US": ("spin_us", _number(0), "a whole number of microseconds, 0 or more"),
     "MPIML_WINDOW_BYTES": ("window_bytes", _size, "a number of bytes such as 16777216 or 16M"),
     "MPIML_WINDOW_MESSAGES": ("window_messages", _number(1), "a whole number of at least 1"),
@@ -106,6 +115,9 @@ class Config(NamedTuple):
         Seconds after which a collective outside of a program names the ranks it waits for.
     host_size
         For tests: pretend that a host has so many ranks.
+    allreduce
+        How arrays outside of a bucket are reduced within a host: ``"memory"``,
+        ``"messages"`` or ``"auto"``, by rule.
     between, between_chunk
         Who sends in collectives between hosts: ``"leaders"``, ``"stripes"`` or ``"auto"``, by
         rule; the bytes of a chunk, None: by rule.
@@ -133,6 +145,7 @@ class Config(NamedTuple):
     stall_warning: int = 60
     host_size: int | None = None
     gpu_direct: str = "auto"
+    allreduce: str = "auto"
     between: str = "auto"
     between_chunk: int | None = None
 

@@ -107,7 +107,11 @@ FLOORS = {
         ["mpiml.collectives.apart"],
         ["mpiml.collectives.compression.hosts", "mpiml.collectives.loose"],
         ["mpiml.collectives.exchanging"],
-        ["mpiml.collectives.allreducing", "mpiml.collectives.bucket"],
+        [
+            "mpiml.collectives.allreducing",
+            "mpiml.collectives.explaining",
+            "mpiml.collectives.bucket",
+        ],
         ["mpiml.collectives.fused", "mpiml.collectives.sharded"],
         ["mpiml.collectives"],
     ],

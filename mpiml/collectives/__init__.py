@@ -11,12 +11,19 @@ from mpiml.later import refuse_attribute
 if TYPE_CHECKING:
     from mpiml.collectives.allreducing import allreduce
     from mpiml.collectives.bucket import Bucket
+    from mpiml.collectives.explaining import explain
     from mpiml.collectives.fused import FusedOptimizer
     from mpiml.collectives.sharded import ShardedOptimizer
 
-__all__ = ["Bucket", "FusedOptimizer", "ShardedOptimizer", "allreduce"]
+__all__ = ["Bucket", "FusedOptimizer", "ShardedOptimizer", "allreduce", "explain"]
 
-_HOME = {"Bucket": "bucket", "FusedOptimizer": "fused", "ShardedOptimizer": "sharded", "allreduce": "allreducing"}
+_HOME = {
+    "Bucket": "bucket",
+    "FusedOptimizer": "fused",
+    "ShardedOptimizer": "sharded",
+    "allreduce": "allreducing",
+    "explain": "explaining",
+}
 
 
 def __getattr__(name: str) -> Any:

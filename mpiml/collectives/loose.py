@@ -10,6 +10,7 @@ from mpiml.collectives.arena import make_arena
 from mpiml.collectives.labels import Label
 from mpiml.collectives.staged import CHUNK, Staged
 from mpiml.collectives.team import Team
+from mpiml.config import Config
 from mpiml.errors import SharedMemoryError
 
 __all__ = ["Loose", "loose_of"]
@@ -24,18 +25,36 @@ class Loose:
         The members.
     label : Label
         What it is first needed for.
+
+    Notes
+    -----
+    The rule: on one host through shared memory, which is faster than MPI at all sizes; else,
+    or where a host has no room, by messages. ``MPIML_ALLREDUCE`` overrides it.
     """
 
     def __init__(self, team: Team, label: Label) -> None:
         self.team = team
         self._staged: Any = None
+        self._why = "several hosts"
         if not team.several_hosts:
-            arena = make_arena(team, 0, label, CHUNK, 2 * CHUNK)
-            if not isinstance(arena, SharedMemoryError):
-                self._staged = Staged(team, arena)
+            self._staged = self._in_memory(label)
         if self._staged is None:
             self._staged = open_apart(team, label)
         team.closes(self._staged.close)
+
+    def _in_memory(self, label: Label) -> Staged | None:
+        """Return what reduces through shared memory, unless it is refused on some member."""
+        asked = Config.read().allreduce
+        self._why = "one host" if asked == "auto" else f"as MPIML_ALLREDUCE={asked} says"
+        if any(self.team.exchange(b"1" if asked == "messages" else b"", label)):
+            return None
+        arena = make_arena(self.team, 0, label, CHUNK, 2 * CHUNK)
+        if isinstance(arena, SharedMemoryError):
+            if asked == "memory":
+                raise arena
+            self._why = "shared memory was refused"
+            return None
+        return Staged(self.team, arena)
 
     def reduce(self, source: Any, out: Any, dtype: str, op: str, label: Label) -> None:
         """Combine an array of all members into `out`, which may be `source`.
@@ -71,9 +90,10 @@ class Loose:
         """Take part in an operation that this member cannot do, so that all hear of it."""
         self._staged.refuse(label)
 
-    def way(self, nbytes: int) -> str:
-        """Say how arrays of so many bytes are reduced."""
-        return str(self._staged.way)
+    @property
+    def way(self) -> str:
+        """How arrays are reduced, and why."""
+        return f"{self._staged.way}: {self._why}"
 
 
 def loose_of(team: Team, label: Label) -> Loose:
