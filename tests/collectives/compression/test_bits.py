@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpiml.collectives.compression.bits import pack, pack_signs, packed_size, signs, unpack
@@ -10,6 +10,7 @@ from mpiml.collectives.compression.bits import pack, pack_signs, packed_size, si
 WIDTHS = range(1, 9)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 8), st.integers(0, 200), st.integers(0, 2**32 - 1))
 def test_unpack_undoes_pack(width, count, seed):
     codes = np.random.default_rng(seed).integers(0, 2**width, count, dtype=np.uint8)
@@ -19,6 +20,7 @@ def test_unpack_undoes_pack(width, count, seed):
     np.testing.assert_array_equal(unpack(packed, width, count), codes)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 8), st.integers(1, 100), st.integers(0, 2**32 - 1))
 def test_the_bits_stand_where_the_module_says(width, count, seed):
     codes = np.random.default_rng(seed).integers(0, 2**width, count, dtype=np.uint8)
@@ -33,6 +35,7 @@ def test_what_follows_does_not_matter(width):
     np.testing.assert_array_equal(unpack(longer, width, 13), codes)
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(-2, 2, width=32), max_size=50))
 def test_signs(values):
     array = np.array(values, np.float32)

@@ -3,7 +3,7 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpiml.collectives.compression import (
@@ -148,6 +148,7 @@ def test_topk_indices_are_as_short_as_they_can_be(size, dtype):
     assert indices[0] == size - 1
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([3, 100, 20_000, 50_000]), st.data())
 def test_largest_is_what_sorting_gives(seed, size, data):
     rng = np.random.default_rng(seed)
@@ -160,6 +161,13 @@ def test_largest_is_what_sorting_gives(seed, size, data):
         array[::2] *= 1e-3
     order = np.argsort(-np.abs(array), kind="stable")[:k]
     np.testing.assert_array_equal(largest(array, k), np.sort(order))
+
+
+def test_largest_where_a_sample_sees_large_ones_only():
+    array = np.random.default_rng(0).standard_normal(50_000)
+    array[::3] *= 1000  # the sample is every third element
+    order = np.argsort(-np.abs(array), kind="stable")[:100]
+    np.testing.assert_array_equal(largest(array, 100), np.sort(order))
 
 
 # -- RandomK -----------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ def test_uniform_is_between_zero_and_one_and_even():
     assert u.dtype == np.float32
     assert u.min() > 0
     assert u.max() < 1
+    assert (u.astype(np.float64) * 2**24 % 2 == 1).all()  # midpoints of 2**23 intervals
     counts, _ = np.histogram(u, 20, (0, 1))
     # a count is 10000 give or take 97; one seed, so it passes for ever or never
     assert np.abs(counts - 10_000).max() < 400

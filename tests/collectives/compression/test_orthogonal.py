@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpiml.collectives.compression.orthogonal import add_product, dots, orthonormal
@@ -42,6 +42,7 @@ def test_the_size_of_columns_does_not_matter(size):
     np.testing.assert_allclose(got, orthonormal(columns), atol=1e-5)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 3), st.integers(0, 70), st.integers(0, 2**32 - 1))
 def test_dots_are_products_added_as_a_binary_tree(r, n, seed):
     rng = np.random.default_rng(seed)

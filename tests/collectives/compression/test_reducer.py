@@ -100,7 +100,10 @@ def reduce_all(member, codec, trees, op="sum", **more):
     for tree in trees:
         got = {name: np.full_like(array, np.nan) for name, array in tree.items()}
         reducer = reducer_of(codec, "test")
+        before = [array.copy() for array in tree.values()]
         reducer.reduce(member, list(tree.values()), list(got.values()), list(tree), op, **more)
+        for array, copy in zip(tree.values(), before, strict=True):
+            np.testing.assert_array_equal(array, copy)
         results.append(got)
     return results
 
@@ -206,6 +209,13 @@ def test_plain_arithmetic():
     small = [tree[0]["b"].astype(ml_dtypes.bfloat16).astype(np.float32) for tree in trees]
     total = (small[0] + small[1] + small[2]).astype(ml_dtypes.bfloat16).astype(np.float32)
     np.testing.assert_array_equal(cast[0]["b"], total)
+
+
+@pytest.mark.parametrize("make", [Whole, lambda: ErrorFeedback(Whole())], ids=range(2))
+def test_a_payload_may_be_the_array_itself(make):
+    trees = [[{"w": np.float32([1, 2])}] * 2, [{"w": np.float32([3, 4])}] * 2]
+    for got in crowd(2, reduce_all, [make(), make()], trees):
+        assert [tree["w"].tolist() for tree in got] == [[4, 6], [4, 6]]
 
 
 def test_a_gathered_sum_is_that_of_what_is_decoded_in_order():
