@@ -7,9 +7,9 @@ import numpy as np
 
 from mpiml.bench.allreduce_rounds import SIZES, Way, in_turn, way_of
 from mpiml.collectives import Bucket, allreduce
-from mpiml.collectives.device import open_device
-from mpiml.collectives.device_arrays import device_of, lend
-from mpiml.collectives.device_direct import agree_direct
+from mpiml.collectives.device.arrays import device_of, lend
+from mpiml.collectives.device.channel import open_device
+from mpiml.collectives.device.direct import agree_direct
 from mpiml.collectives.labels import Label
 from mpiml.collectives.members import team_of
 from mpiml.collectives.regions import Leaf, Regions

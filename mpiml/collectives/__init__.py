@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     from mpiml.collectives.allreducing import allreduce
     from mpiml.collectives.bucket import Bucket
     from mpiml.collectives.explaining import explain
-    from mpiml.collectives.fused import FusedOptimizer
-    from mpiml.collectives.sharded import ShardedOptimizer
+    from mpiml.collectives.optimizers.fused import FusedOptimizer
+    from mpiml.collectives.optimizers.sharded import ShardedOptimizer
 
 __all__ = ["Bucket", "FusedOptimizer", "ShardedOptimizer", "allreduce", "explain"]
 
 _HOME = {
     "Bucket": "bucket",
-    "FusedOptimizer": "fused",
-    "ShardedOptimizer": "sharded",
+    "FusedOptimizer": "optimizers.fused",
+    "ShardedOptimizer": "optimizers.sharded",
     "allreduce": "allreducing",
     "explain": "explaining",
 }

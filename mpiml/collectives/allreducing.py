@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpiml import arrays
-from mpiml.collectives.device import reduce_arrays
-from mpiml.collectives.device_arrays import on_device
+from mpiml.collectives.device.arrays import on_device
+from mpiml.collectives.device.channel import reduce_arrays
 from mpiml.collectives.fusion import messages
 from mpiml.collectives.labels import Label
 from mpiml.collectives.loose import loose_of

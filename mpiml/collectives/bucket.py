@@ -7,8 +7,8 @@ from typing import Any, Literal, NoReturn
 import numpy as np
 
 from mpiml.collectives.channel import open_channel
-from mpiml.collectives.device import open_device
-from mpiml.collectives.device_arrays import device_of, on_device
+from mpiml.collectives.device.arrays import device_of, on_device
+from mpiml.collectives.device.channel import open_device
 from mpiml.collectives.labels import Label
 from mpiml.collectives.members import team_of
 from mpiml.collectives.ops import op_code, op_name

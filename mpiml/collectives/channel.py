@@ -3,11 +3,11 @@
 from typing import Any
 
 from mpiml.collectives.arena import Arena, by_process, make_arena, private_arena
-from mpiml.collectives.between import Between
-from mpiml.collectives.chunks import Choice, choose
+from mpiml.collectives.hosts.between import Between
+from mpiml.collectives.hosts.chunks import Choice, choose
+from mpiml.collectives.hosts.lanes import open_lane
 from mpiml.collectives.in_host import InHost, box_of
 from mpiml.collectives.labels import Label
-from mpiml.collectives.lanes import open_lane
 from mpiml.collectives.regions import Regions
 from mpiml.collectives.team import Team
 from mpiml.config import Config

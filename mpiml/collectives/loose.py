@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from mpiml.collectives.apart import open_apart
 from mpiml.collectives.arena import make_arena
+from mpiml.collectives.hosts.apart import open_apart
 from mpiml.collectives.labels import Label
 from mpiml.collectives.staged import CHUNK, Staged
 from mpiml.collectives.team import Team

@@ -1,7 +1,7 @@
 """``python -m mpiml.doctor.direct``: lets two ranks exchange device arrays, tells how it went.
 
 What a program's ranks start when their MPI says that it takes device memory (see
-`mpiml.collectives.device_direct`): a process that loads no MPI itself, since it starts
+`mpiml.collectives.device.direct`): a process that loads no MPI itself, since it starts
 ``mpiexec``. One line of JSON on stdout: ``allowed`` and ``why``.
 """
 

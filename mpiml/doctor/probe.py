@@ -192,7 +192,7 @@ def _gpu_map(comm: "MPI.Intracomm") -> dict[str, Any]:
     """Map the other rank's device memory and read it. Collective."""
     import cupy
 
-    from mpiml.collectives.device_cuda import cuda_device
+    from mpiml.collectives.device.cuda import cuda_device
 
     device = cuda_device(comm.rank % cupy.cuda.runtime.getDeviceCount())
     slab = device.slab(1 << 20, exported=True)

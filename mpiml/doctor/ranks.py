@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mpiml.collectives.device_direct import Direct
+from mpiml.collectives.device.direct import Direct
 from mpiml.config import inner_environ
 from mpiml.doctor.check import Check, Outcome, State, attempt
 from mpiml.doctor.probe import MARK, STEPS
@@ -30,7 +30,7 @@ _Step = dict[str, Any]
 ASK = """
 import json
 from mpi4py import MPI
-from mpiml.collectives.device_direct import ask_library
+from mpiml.collectives.device.direct import ask_library
 print(json.dumps(ask_library()))
 """
 

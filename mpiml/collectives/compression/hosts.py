@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from mpiml._native import Plan
 from mpiml.collectives.channel import open_channel
-from mpiml.collectives.chunks import WHOLE, Choice, Piece
 from mpiml.collectives.compression.reducer import Reducer
+from mpiml.collectives.hosts.chunks import WHOLE, Choice, Piece
+from mpiml.collectives.hosts.lanes import Lane, Pending, open_lane
 from mpiml.collectives.in_host import TEXT, InHost
 from mpiml.collectives.labels import Label
-from mpiml.collectives.lanes import Lane, Pending, open_lane
 from mpiml.collectives.messages import complete
 from mpiml.collectives.ops import DTYPES, dtype_name
 from mpiml.collectives.regions import Region, Regions
@@ -40,7 +40,7 @@ class HostExchange:
     team : Team
         The members.
     lane : Lane
-        Joins the first members, by `mpiml.collectives.lanes.open_lane`.
+        Joins the first members, by `mpiml.collectives.hosts.lanes.open_lane`.
     label : Label
         What it is for, in messages.
     """

@@ -6,10 +6,10 @@ import ml_dtypes  # noqa: F401 - brings bfloat16
 import numpy as np
 import pytest
 
-from mpiml.collectives import device_group
-from mpiml.collectives.device import DeviceMemory, open_device, reduce_arrays
-from mpiml.collectives.device_direct import Direct
-from mpiml.collectives.device_group import DeviceGroup, Span
+from mpiml.collectives.device import group
+from mpiml.collectives.device.channel import DeviceMemory, open_device, reduce_arrays
+from mpiml.collectives.device.direct import Direct
+from mpiml.collectives.device.group import DeviceGroup, Span
 from mpiml.collectives.labels import Label
 from mpiml.collectives.ops import numpy_dtype
 from mpiml.collectives.regions import Leaf, Regions
@@ -250,7 +250,7 @@ def test_mpi_that_takes_device_memory_gets_it(monkeypatch):
 
     calls = []
     yes = Direct(True, "it was tried")
-    monkeypatch.setattr(device_group, "agree_direct", lambda team, label: yes)
+    monkeypatch.setattr(group, "agree_direct", lambda team, label: yes)
 
     def body(team):
         regions = Regions(LEAVES)
@@ -325,7 +325,7 @@ def test_members_on_several_hosts_stage(monkeypatch, host_size):
 @pytest.mark.parametrize("piece", [256 << 20, 4096])
 def test_arrays_outside_of_a_bucket(mode, piece, monkeypatch):
     install(monkeypatch)
-    monkeypatch.setattr("mpiml.collectives.device.PIECE", piece)
+    monkeypatch.setattr("mpiml.collectives.device.channel.PIECE", piece)
 
     def body(team):
         for _ in range(2):
@@ -374,7 +374,7 @@ def test_a_wrong_out_is_an_error_on_all(monkeypatch):
 
 def test_arrays_on_two_devices_are_refused(monkeypatch):
     install(monkeypatch)
-    from mpiml.collectives.device_arrays import device_of
+    from mpiml.collectives.device.arrays import device_of
 
     arrays = [np.ones(3).view(FakeArray), np.ones(3).view(FakeArray)]
     arrays[1].index = 1

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiml.collectives.chunks import (
+from mpiml.collectives.hosts.chunks import (
     by_mpi,
     choose,
     host_spans,

@@ -18,10 +18,10 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from mpiml.collectives.channel import open_channel
-from mpiml.collectives.device_direct import agree_direct
-from mpiml.collectives.device_kernel import parts
-from mpiml.collectives.device_protocol import Device
-from mpiml.collectives.device_stages import SLOTS, Event, Staging, chunk_size, run_stages
+from mpiml.collectives.device.direct import agree_direct
+from mpiml.collectives.device.kernel import parts
+from mpiml.collectives.device.protocol import Device
+from mpiml.collectives.device.stages import SLOTS, Event, Staging, chunk_size, run_stages
 from mpiml.collectives.labels import Label
 from mpiml.collectives.ops import numpy_dtype
 from mpiml.collectives.regions import Leaf, Regions, stripe

@@ -12,7 +12,7 @@ import numpy as np
 
 from mpiml.arrays import namespace, to_host
 from mpiml.collectives.labels import Label
-from mpiml.collectives.mirror import FULL, Mirror
+from mpiml.collectives.optimizers.mirror import FULL, Mirror
 from mpiml.collectives.regions import Leaf, first_difference, specs_of
 from mpiml.collectives.team import Team
 from mpiml.collectives.trees import flatten, unflatten

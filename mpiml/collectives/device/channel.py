@@ -1,6 +1,6 @@
 """Collectives on arrays of CUDA devices: what `Bucket` and `allreduce` do for them.
 
-The members' arrays stay on their devices where they can (see `mpiml.collectives.device_group`).
+The members' arrays stay on their devices where they can (see `mpiml.collectives.device.group`).
 A bucket's memory is one block of the device; arrays outside of one pass through such a block,
 many small ones together, long ones in pieces.
 """
@@ -11,10 +11,10 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from mpiml.collectives.device_arrays import Lent, device_of, lend, target
-from mpiml.collectives.device_group import WAYS, DeviceGroup, Span
-from mpiml.collectives.device_protocol import Device, Slab
-from mpiml.collectives.device_stages import Event
+from mpiml.collectives.device.arrays import Lent, device_of, lend, target
+from mpiml.collectives.device.group import WAYS, DeviceGroup, Span
+from mpiml.collectives.device.protocol import Device, Slab
+from mpiml.collectives.device.stages import Event
 from mpiml.collectives.labels import Label
 from mpiml.collectives.ops import dtype_name
 from mpiml.collectives.regions import LINE, Regions

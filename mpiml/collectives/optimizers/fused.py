@@ -17,10 +17,10 @@ from mpiml.collectives.arena import Arena, make_arena, private_arena
 from mpiml.collectives.bucket import Bucket
 from mpiml.collectives.in_host import ALL, OWN, SHARED
 from mpiml.collectives.labels import Label
-from mpiml.collectives.mirror import mirror_of
 from mpiml.collectives.ops import op_code, op_name
+from mpiml.collectives.optimizers.mirror import mirror_of
+from mpiml.collectives.optimizers.shards import Shards, agree, host_array
 from mpiml.collectives.regions import specs_of, stripe
-from mpiml.collectives.shards import Shards, agree, host_array
 from mpiml.collectives.team import Team
 from mpiml.collectives.trees import flatten, unflatten
 from mpiml.errors import SharedMemoryError, UsageError

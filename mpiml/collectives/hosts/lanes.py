@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mpiml import _native
-from mpiml.collectives.chunks import Choice, Piece, by_mpi
+from mpiml.collectives.hosts.chunks import Choice, Piece, by_mpi
 from mpiml.collectives.ops import OPS
 from mpiml.collectives.team import Team
 from mpiml.errors import UsageError

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mpiml._native import reduce
-from mpiml.collectives import device_kernel
+from mpiml.collectives.device import kernel
 from mpiml.collectives.ops import DTYPES, OPS, numpy_dtype
 
 # What CUDA has and C++ has not: a grid of three blocks of two threads, one after the other.
@@ -38,7 +38,7 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 PAIRS = [
     (dtype, op)
     for dtype, op in itertools.product(DTYPES, ("sum", "mean", "prod", "min", "max"))
-    if device_kernel.parts(dtype, op) == (dtype, 1)
+    if kernel.parts(dtype, op) == (dtype, 1)
     and (op != "mean" or dtype in FLOATS)
     and (dtype != "bool" or op in ("min", "max", "prod"))
 ]
@@ -50,9 +50,9 @@ def built(tmp_path_factory):
     folder = tmp_path_factory.mktemp("kernels")
     text = SHIM
     for number, (dtype, op) in enumerate(PAIRS):
-        body = device_kernel.source(dtype, op) + LAUNCH
+        body = kernel.source(dtype, op) + LAUNCH
         # extern "C" takes no heed of namespaces
-        body = body.replace(device_kernel.ENTRY, f"reduce_{number}").replace(
+        body = body.replace(kernel.ENTRY, f"reduce_{number}").replace(
             "void launch", f"void launch_{number}"
         )
         text += f"namespace k{number} {{\n{body}\n}}\n"
@@ -69,7 +69,7 @@ def launch(built, dtype, op, arrays, *, only=None, first=0, packs=None):
     function = getattr(built, f"launch_{PAIRS.index((dtype, op))}")
     table = (ctypes.c_ulonglong * len(arrays))(*[a.ctypes.data for a in arrays])
     low, high = (0, len(arrays)) if only is None else (only, only + 1)
-    packs = arrays[0].nbytes // device_kernel.PACK if packs is None else packs
+    packs = arrays[0].nbytes // kernel.PACK if packs is None else packs
     wide = ctypes.c_longlong
     divisor = ctypes.c_double(len(arrays))
     function(table, len(arrays), low, high, wide(first), wide(packs), divisor)
@@ -168,10 +168,10 @@ def test_only_the_stripe_and_only_the_writer_change(built):
 
 
 def test_complex_numbers_are_two_floats_and_have_no_product():
-    assert device_kernel.parts("complex64", "sum") == ("float32", 2)
-    assert device_kernel.parts("complex128", "mean") == ("float64", 2)
-    assert device_kernel.parts("complex64", "prod") is None
-    assert device_kernel.parts("float8_e4m3", "sum") is None
+    assert kernel.parts("complex64", "sum") == ("float32", 2)
+    assert kernel.parts("complex128", "mean") == ("float64", 2)
+    assert kernel.parts("complex64", "prod") is None
+    assert kernel.parts("float8_e4m3", "sum") is None
 
 
 @pytest.mark.parametrize(("dtype", "op"), PAIRS)

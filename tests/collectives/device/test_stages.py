@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiml.collectives.device_stages import Staging, chunk_size, run_stages
+from mpiml.collectives.device.stages import Staging, chunk_size, run_stages
 from tests.fake_device import FakeLane
 
 

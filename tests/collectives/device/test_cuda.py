@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from mpiml.collectives import device_cuda
-from mpiml.collectives.device_stages import Staging, run_stages
+from mpiml.collectives.device import cuda
+from mpiml.collectives.device.stages import Staging, run_stages
 from tests.fake_cupy import make_cupy
 
 
@@ -23,13 +23,13 @@ def cupy(request, monkeypatch):
 
 @pytest.fixture
 def device(cupy):
-    return device_cuda.CudaDevice(cupy.index)
+    return cuda.CudaDevice(cupy.index)
 
 
 def test_a_device_is_one_object_for_the_process(cupy, monkeypatch):
-    monkeypatch.setattr(device_cuda, "_devices", {})
-    assert device_cuda.cuda_device(cupy.index) is device_cuda.cuda_device(cupy.index)
-    assert device_cuda.cuda_device(cupy.index).title == "Fake"
+    monkeypatch.setattr(cuda, "_devices", {})
+    assert cuda.cuda_device(cupy.index) is cuda.cuda_device(cupy.index)
+    assert cuda.cuda_device(cupy.index).title == "Fake"
 
 
 def test_memory_comes_in_whole_blocks_and_goes_back(cupy, device):

@@ -19,9 +19,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from mpiml.collectives.device_kernel import ENTRY, PACK, parts, source
-from mpiml.collectives.device_protocol import Slab
-from mpiml.collectives.device_stages import Event, Lane
+from mpiml.collectives.device.kernel import ENTRY, PACK, parts, source
+from mpiml.collectives.device.protocol import Slab
+from mpiml.collectives.device.stages import Event, Lane
 from mpiml.collectives.ops import numpy_dtype
 from mpiml.errors import UsageError
 

@@ -9,8 +9,8 @@ import importlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from mpiml.collectives.device_cuda import cuda_device
-from mpiml.collectives.device_protocol import Device
+from mpiml.collectives.device.cuda import cuda_device
+from mpiml.collectives.device.protocol import Device
 from mpiml.collectives.ops import dtype_name
 from mpiml.errors import UsageError
 from mpiml.libraries import family

@@ -1,6 +1,6 @@
 """What device memory must be able to do, for all that reduces it: a thin interface.
 
-`mpiml.collectives.device_cuda` is the one implementation; the tests have another, of host
+`mpiml.collectives.device.cuda` is the one implementation; the tests have another, of host
 memory, so that everything but that one file runs on machines without a device. A place in
 device memory is a plain number, its address.
 """
@@ -8,7 +8,7 @@ device memory is a plain number, its address.
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from mpiml.collectives.device_stages import Event, Lane
+from mpiml.collectives.device.stages import Event, Lane
 
 __all__ = ["Device", "Slab"]
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from mpiml.collectives import allreduce
-from mpiml.collectives.apart import CHUNK, open_apart
+from mpiml.collectives.hosts.apart import CHUNK, open_apart
 from mpiml.collectives.labels import Label
 from mpiml.collectives.members import team_of
 from mpiml.errors import UsageError

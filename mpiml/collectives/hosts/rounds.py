@@ -1,6 +1,6 @@
 """The rounds of each operation between hosts: what is done in the host, sent, and fetched.
 
-A round deals with one chunk. `Rounds` writes them for one member; `mpiml.collectives.between`
+A round deals with one chunk. `Rounds` writes them for one member; `mpiml.collectives.hosts.between`
 goes through them. All members of a team make as many rounds, of the same chunks.
 """
 
@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from mpiml import _native
 from mpiml._native import Plan
 from mpiml.collectives.arena import Arena
-from mpiml.collectives.chunks import Choice, Piece, Split, host_spans, pieces, split_op
+from mpiml.collectives.hosts.chunks import Choice, Piece, Split, host_spans, pieces, split_op
+from mpiml.collectives.hosts.lanes import Lane, Pending
 from mpiml.collectives.in_host import OWN, SHARED
-from mpiml.collectives.lanes import Lane, Pending
 from mpiml.collectives.ops import OPS
 from mpiml.collectives.regions import Regions
 from mpiml.collectives.team import Team
@@ -38,7 +38,7 @@ class Rounds:
     Parameters
     ----------
     team, arena, regions, choice
-        As `mpiml.collectives.between.Between` has them.
+        As `mpiml.collectives.hosts.between.Between` has them.
     shared : bool
         Whether `allreduce` goes to the host's one result.
     lane : Lane or None

@@ -15,9 +15,9 @@ import numpy as np
 
 from mpiml.collectives.bucket import Bucket
 from mpiml.collectives.labels import Label
-from mpiml.collectives.mirror import FULL, LOW, Mirror
 from mpiml.collectives.ops import op_name
-from mpiml.collectives.shards import Shards, agree
+from mpiml.collectives.optimizers.mirror import FULL, LOW, Mirror
+from mpiml.collectives.optimizers.shards import Shards, agree
 from mpiml.errors import UsageError
 from mpiml.optim import Coefficients, Optimizer
 from mpiml.optim_step import apply

@@ -13,13 +13,13 @@ from typing import Any
 
 from mpiml._native import Plan
 from mpiml.collectives.arena import Arena
-from mpiml.collectives.chunks import Choice, schedule
+from mpiml.collectives.hosts.chunks import Choice, schedule
+from mpiml.collectives.hosts.lanes import Comparison, Lane, Pending
+from mpiml.collectives.hosts.rounds import Round, Rounds
 from mpiml.collectives.in_host import InHost
 from mpiml.collectives.labels import Label, mismatch
-from mpiml.collectives.lanes import Comparison, Lane, Pending
 from mpiml.collectives.messages import complete
 from mpiml.collectives.regions import Regions
-from mpiml.collectives.rounds import Round, Rounds
 from mpiml.collectives.team import Team
 from mpiml.errors import ServiceGoneError
 
@@ -42,7 +42,7 @@ class Between(InHost):
     choice : Choice
         Who sends between hosts, and in which chunks.
     lane : Lane or None
-        This member's, see `mpiml.collectives.lanes.open_lane`.
+        This member's, see `mpiml.collectives.hosts.lanes.open_lane`.
     """
 
     def __init__(

@@ -4,7 +4,7 @@ import ctypes
 
 import pytest
 
-from mpiml.collectives.device_direct import (
+from mpiml.collectives.device.direct import (
     Direct,
     agree_direct,
     ask_library,
@@ -13,7 +13,7 @@ from mpiml.collectives.device_direct import (
     try_exchange,
 )
 from mpiml.errors import UsageError
-from tests.collectives.test_device_group import in_threads, on_ranks
+from tests.collectives.device.test_group import in_threads, on_ranks
 
 YES, NO = Direct(True, "lib says yes"), Direct(False, "lib says no")
 MAPS = """\

@@ -1,7 +1,7 @@
 """Arrays outside of the arena, reduced among hosts.
 
 In a host they pass through mailboxes in chunks, as in `mpiml.collectives.staged`, into memory
-of the host that the messages are sent from; `mpiml.collectives.between` says in which order.
+of the host that the messages are sent from; `mpiml.collectives.hosts.between` says in which order.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mpiml._native import Plan
 from mpiml.collectives.arena import Arena, by_process, make_arena, private_arena
-from mpiml.collectives.between import Between
 from mpiml.collectives.channel import chosen
-from mpiml.collectives.chunks import WINDOW, Piece, split_op
+from mpiml.collectives.hosts.between import Between
+from mpiml.collectives.hosts.chunks import WINDOW, Piece, split_op
+from mpiml.collectives.hosts.lanes import Lane, Pending, open_lane
+from mpiml.collectives.hosts.rounds import Round
 from mpiml.collectives.in_host import SHARED
 from mpiml.collectives.labels import Label
-from mpiml.collectives.lanes import Lane, Pending, open_lane
 from mpiml.collectives.ops import DTYPES, OPS
 from mpiml.collectives.regions import Region, Regions, itemsize_of
-from mpiml.collectives.rounds import Round
 from mpiml.collectives.staged import Staged
 from mpiml.collectives.team import Team
 from mpiml.errors import SharedMemoryError

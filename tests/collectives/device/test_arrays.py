@@ -6,8 +6,8 @@ import sys
 import numpy as np
 import pytest
 
-from mpiml.collectives import device_arrays
-from mpiml.collectives.device_arrays import device_of, on_device, target
+from mpiml.collectives.device import arrays
+from mpiml.collectives.device.arrays import device_of, on_device, target
 from mpiml.errors import UsageError
 from tests.fake_device import FakeArray, install
 
@@ -27,7 +27,7 @@ def test_arrays_in_host_memory_are_on_no_device():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64", "bool", "complex64"])
 def test_memory_of_a_tensor(dtype):
     torch = pytest.importorskip("torch")
-    library = device_arrays._Torch()
+    library = arrays._Torch()
     x = torch.arange(12).reshape(3, 4).to(getattr(torch, dtype))
     lent = library.lend(x)
     assert lent.pointer == x.data_ptr()  # where it lies
@@ -45,7 +45,7 @@ def test_memory_of_a_tensor(dtype):
 
 def test_tensors_that_are_views_of_a_kind():
     torch = pytest.importorskip("torch")
-    library = device_arrays._Torch()
+    library = arrays._Torch()
     z = torch.tensor([1 + 2j, 3 - 1j])
     lent = library.lend(z.conj())
     assert at(lent.pointer, lent.nbytes) == z.numpy().conj().tobytes()
@@ -59,7 +59,7 @@ def test_tensors_that_are_views_of_a_kind():
 
 def test_jax_arrays_cannot_be_written():
     with pytest.raises(UsageError, match="out: JAX arrays cannot be written"):
-        device_arrays._Jax().target(None, "allreduce")
+        arrays._Jax().target(None, "allreduce")
 
 
 def test_a_device_without_cupy_has_a_cure(monkeypatch):
@@ -67,7 +67,7 @@ def test_a_device_without_cupy_has_a_cure(monkeypatch):
     monkeypatch.undo()
     monkeypatch.setitem(sys.modules, "cupy", None)
     with pytest.raises(UsageError, match="need CuPy, which cannot be loaded"):
-        device_arrays._cupy()
+        arrays._cupy()
 
 
 def test_results_and_their_places(monkeypatch):

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from mpiml.collectives.mirror import Mirror, mirror_of
+from mpiml.collectives.optimizers.mirror import Mirror, mirror_of
 from mpiml.collectives.regions import Leaf, Regions
 from mpiml.errors import UsageError
 

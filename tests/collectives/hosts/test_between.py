@@ -241,7 +241,7 @@ def test_the_members_of_a_host_that_is_late_are_known(hosts, monkeypatch):
 
 
 def test_many_hosts_compare_by_mpi(hosts, monkeypatch):
-    from mpiml.collectives import lanes
+    from mpiml.collectives.hosts import lanes
 
     monkeypatch.setattr(lanes, "_TOLD", 1)
     test_one_host_does_something_else(hosts)
