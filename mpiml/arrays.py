@@ -1,6 +1,6 @@
 """Arrays of NumPy, CuPy, PyTorch and JAX as plain memory, and back.
 
-With `mpiml.collectives.device_arrays` the only module that touches cupy, torch and jax. None of
+With `mpiml.collectives.device.arrays` the only module that touches cupy, torch and jax. None of
 them is ever imported for a value that does not come from it (see `mpiml.libraries`). This module imports NumPy, so it is itself
 imported when the first array can be there.
 

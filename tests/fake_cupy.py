@@ -1,4 +1,4 @@
-"""As much of CuPy as `mpiml.collectives.device_cuda` calls, on host memory, with its signatures.
+"""As much of CuPy as `mpiml.collectives.device.cuda` calls, on host memory, with its signatures.
 
 Work on a stream is done when somebody waits for that stream. The current device must have been
 set by the thread that calls, as CUDA wants it for anything but device 0.
@@ -181,7 +181,7 @@ class Kernel:
         return any(self._source(dtype, op) == code for op in OPS)
 
     def _source(self, dtype, op):
-        from mpiml.collectives.device_kernel import parts, source
+        from mpiml.collectives.device.kernel import parts, source
 
         return source(dtype, op) if parts(dtype, op) == (dtype, 1) else None
 

@@ -14,8 +14,8 @@ import threading
 import numpy as np
 
 from mpiml._native import reduce
-from mpiml.collectives.device_arrays import Lent
-from mpiml.collectives.device_kernel import PACK, parts
+from mpiml.collectives.device.arrays import Lent
+from mpiml.collectives.device.kernel import PACK, parts
 from mpiml.collectives.ops import DTYPES, OPS, numpy_dtype
 
 __all__ = ["FakeArray", "FakeDevice", "FakeLane", "FakeLibrary", "install", "memory_at"]
@@ -201,7 +201,7 @@ class FakeMark:
 
 
 class FakeLibrary:
-    """What `mpiml.collectives.device_arrays` knows of a library, for `FakeArray`."""
+    """What `mpiml.collectives.device.arrays` knows of a library, for `FakeArray`."""
 
     def here(self, x):
         return True
@@ -224,7 +224,7 @@ class FakeLibrary:
 
 def install(monkeypatch):
     """Let mpiml take every `FakeArray` for one of a library with devices."""
-    import mpiml.collectives.device_arrays as arrays
+    import mpiml.collectives.device.arrays as arrays
 
     devices = {}
     known = arrays.family

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiml.collectives.device_direct import Direct
+from mpiml.collectives.device.direct import Direct
 from mpiml.config import Config
 from mpiml.doctor import direct, main, ranks
 from mpiml.doctor.check import Check, Outcome, attempt

@@ -10,8 +10,8 @@ import pytest
 import mpiml
 from mpiml._native import reduce
 from mpiml.collectives import Bucket, allreduce, device_kernel
-from mpiml.collectives.device_cuda import cuda_device
-from mpiml.collectives.device_stages import Staging, run_stages
+from mpiml.collectives.device.cuda import cuda_device
+from mpiml.collectives.device.stages import Staging, run_stages
 from mpiml.collectives.ops import DTYPES, OPS, numpy_dtype
 
 pytestmark = pytest.mark.gpu

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from mpiml.collectives import Bucket, allreduce
-from mpiml.collectives.device import open_device
-from mpiml.collectives.device_cuda import cuda_device
-from mpiml.collectives.device_direct import agree_direct, ask_library
+from mpiml.collectives.device.channel import open_device
+from mpiml.collectives.device.cuda import cuda_device
+from mpiml.collectives.device.direct import agree_direct, ask_library
 from mpiml.collectives.labels import Label
 from mpiml.collectives.regions import Leaf, Regions
 
@@ -114,7 +114,7 @@ def test_many_buckets_take_the_same_memory(comm, cupy):
 
 
 def test_long_arrays_go_in_pieces(comm, cupy, monkeypatch):
-    monkeypatch.setattr("mpiml.collectives.device.PIECE", 3 << 20)
+    monkeypatch.setattr("mpiml.collectives.device.channel.PIECE", 3 << 20)
     x = cupy.arange(2_000_000, dtype="f4") + comm.rank
     got = allreduce([x, x[:5]], comm=comm)
     host = allreduce([x.get(), x.get()[:5]], comm=comm)
