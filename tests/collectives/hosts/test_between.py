@@ -9,7 +9,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mpiml.collectives import Bucket
+import mpiml
+from mpiml.collectives import Bucket, allreduce
 from mpiml.errors import ServiceGoneError, SharedMemoryError, UsageError
 
 pytestmark = pytest.mark.mpi(min_size=2)
@@ -265,3 +266,45 @@ def test_messages_where_shared_memory_is_refused(hosts, monkeypatch):
         assert "memory of each process" in b.statistics()["way"]
     with pytest.raises(SharedMemoryError, match="fallback=True"):
         Bucket(hosts, np.zeros(3))
+
+
+def learn(fail):
+    """A replica: every operation, then perhaps one fails while the others wait for it."""
+    me = mpiml.context()
+    with Bucket(like={"x": np.zeros(30_000, "f4"), "h": np.zeros(1000, "f2")}) as bucket:
+        size = bucket.size
+        for root in range(2):
+            bucket["x"][:] = me.index
+            bucket["h"][:] = 1
+            bucket.allreduce()
+            assert (bucket["x"] == sum(range(size))).all()
+            assert (bucket["h"] == size).all()
+            bucket["x"][:] = me.index
+            bucket.reduce_scatter("mean")
+            bucket.allgather()
+            np.testing.assert_allclose(bucket["x"], (size - 1) / 2)
+            bucket.broadcast(root)
+        assert (allreduce(np.ones(40_000)) == size).all()
+        if fail and me.index == size - 1:
+            raise RuntimeError("of one replica")
+        if fail:
+            bucket.allreduce()
+        return bucket.statistics()["hosts"]
+
+
+@pytest.mark.parametrize("replicas", [2, 5, 9])
+@pytest.mark.parametrize("fail", [False, True])
+def test_roles_of_several_hosts(two_each, monkeypatch, replicas, fail):
+    """On a rank for each replica, and folded; with the end of one, that of all."""
+    monkeypatch.setenv("MPIML_HOST_SIZE", str(max(two_each.size // 2, 1)))
+    program = mpiml.Program("hosts")
+    program.add_node(mpiml.PyNode(learn, fail), label="learner", replicas=replicas)
+    if replicas < two_each.size:
+        program.add_node(mpiml.PyNode(int), label="spare", replicas=mpiml.FILL)
+    if fail:
+        with pytest.raises(Exception, match="of one replica"):
+            mpiml.launch(program, two_each)
+        return
+    result = mpiml.launch(program, two_each)
+    if two_each.rank == 0:
+        assert result["learner"][0] == (2 if replicas > 2 or two_each.size == 2 else 1)
