@@ -15,6 +15,8 @@ from mpiml.waits import Wait
 
 __all__ = ["Agreement", "Tally"]
 
+_MORE = 100  # rounds after the last ``agree_stop``, beyond ten times as many as there ever were
+
 
 class Agreement:
     """One rank's side.
@@ -38,10 +40,15 @@ class Agreement:
         self.next = self._count.__next__  # counts a round, atomically; look at `alert` after it
         self._frozen = False
         self._target: int | None = None
+        self._asked = 0  # the round of the last ``agree_stop``
+        self._period = 0  # the most rounds from one to the next
 
     def begin_round(self) -> bool:
-        """Count a round; whether a stop is being agreed, so that `decided` must be awaited."""
-        self.next()
+        """Count a call of ``agree_stop``; whether a stop is being agreed: await `decided` then."""
+        number = self.next()
+        if self._asked:
+            self._period = max(self._period, number - self._asked)
+        self._asked = number
         return self._frozen
 
     @property
@@ -55,12 +62,18 @@ class Agreement:
         return self._target == 0
 
     def is_over(self, number: int) -> bool:
-        """Return whether the rank leaves before this round."""
+        """Return whether the rank leaves before this round, which is a collective.
+
+        In a loop that calls ``agree_stop`` it leaves there, not in the middle of the loop. That
+        the loop is over is known from rounds only, so it is known alike on all ranks.
+        """
         target = self._target
-        return target is not None and number > target
+        if target is None or number <= target:
+            return False
+        return not target or not self._asked or number > self._asked + 10 * self._period + _MORE
 
     def is_last(self) -> bool:
-        """Return whether the rank leaves now: the round that has begun is the one to leave at."""
+        """Return whether the rank leaves in the call of ``agree_stop`` that it is in."""
         target = self._target
         return target is not None and self.rounds >= target
 

@@ -95,7 +95,11 @@ class Context:
 
     @property
     def stopping(self) -> bool:
-        """Whether this node is to end; in a role of several, true for all at the same round."""
+        """Whether this node is to end.
+
+        In a role of several that counts rounds, by `agree_stop` or by `mpiml.collectives`, it
+        turns true after the same round on all of them.
+        """
         node = self._node
         node.polls += node.agreement.alert
         return node.agreed
@@ -110,7 +114,8 @@ class Context:
 
         Collective over the role: every replica calls it once in each round of a loop that
         uses collectives, as in ``while not context.agree_stop(): ...``. It sends nothing
-        until a stop has been asked for.
+        until a stop has been asked for. Those of `mpiml.collectives` are such rounds themselves;
+        a loop that calls this is left here, not between two of them.
         """
         return self._node.agree_stop()
 

@@ -252,11 +252,15 @@ class HostedNode:
     def stop(self, at_once: bool) -> None:
         """Take part in agreeing where the role stops, or stop at once: a member has failed."""
         self.broken = self.broken or at_once
-        if self.spec.replicas == 1 or at_once:
+        if at_once:
             self.release()
             return
         count = self.agreement.freeze()
-        if count is not None:
+        if self.spec.replicas == 1:
+            if count is not None:  # only collectives go on to where the loop asks
+                self.agreement.decide(count + 1 if count else 0)
+            self.release()
+        elif count is not None:
             self.runtime.ending.freeze(self.vertex, self.runtime.first_of(self.spec), count)
 
     def on_target(self, target: int) -> None:
@@ -303,13 +307,10 @@ class HostedNode:
 
     def agree_stop(self) -> bool:
         """Count a round of the role; see `Context.agree_stop`."""
-        if self.spec.replicas == 1 or self.agreed:
+        if not self.agreement.begin_round() or self.agreed:
             return self.agreed
-        if not self.agreement.begin_round():
-            return False
-        if not self.agreed:
-            self.runtime.engine.wait(self.agreement.decided, None, None)
-            self.resume()
+        self.runtime.engine.wait(self.agreement.decided, None, None)
+        self.resume()
         if self.agreement.is_last():
             self.release()
         return self.agreed

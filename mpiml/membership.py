@@ -95,7 +95,11 @@ class RoleHooks:
 
     def _stopping(self, scope: Scope, number: int) -> None:
         node = self._node
-        if not scope.halt:
+        if scope.halt:
+            alone = len(self._members) == 1 and not node.broken
+            if alone and not self._agreement.is_over(number):
+                return  # as it would be with more
+        else:
             if node.agreed:
                 return  # an on_stop callback
             self._runtime.engine.wait(self._agreement.decided, None, None)
@@ -115,8 +119,11 @@ class RoleHooks:
                 given.resume()
         if self._agreement.ending and not self._node.agreed:
             scope = scope_here()
-            if (scope is None or not scope.nested) and self._agreement.is_last():
+            if (scope is None or not scope.nested) and self._over_now():
                 self._node.release()
+
+    def _over_now(self) -> bool:
+        return self._agreement.is_over(self._agreement.rounds + 1)
 
     # -- a wait that lasts ---------------------------------------------------------------------
 

@@ -161,3 +161,29 @@ def test_a_stop_is_seen_by_who_counts_after_it():
     agreement.next()
     assert agreement.alert
     assert agreement.rounds == 2
+
+
+def test_a_loop_that_asks_is_left_in_no_collective():
+    agreement = Agreement("role/0")
+    for _ in range(3):
+        agreement.begin_round()  # it asks, and then reduces three times
+        for _ in range(3):
+            agreement.next()
+    agreement.begin_round()
+    agreement.decide(14)
+    for _ in range(3):
+        assert not agreement.is_over(agreement.next())
+    agreement.begin_round()
+    assert agreement.is_last()
+
+
+def test_a_loop_that_asks_no_more_is_left_in_a_collective():
+    agreement = Agreement("role/0")
+    agreement.begin_round()
+    agreement.begin_round()
+    agreement.decide(14)
+    over = [agreement.is_over(number) for number in range(1, 200)]
+    assert over.index(True) + 1 == 2 + 10 + 100 + 1
+    assert all(over[over.index(True) :])
+    agreement.decide(0)
+    assert agreement.is_over(3)
