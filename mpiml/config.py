@@ -71,6 +71,7 @@ VARIABLES: dict[str, tuple[str, Callable[[str], object], str]] = {
         "leaders, stripes or auto",
     ),
     "MPIML_BETWEEN_CHUNK": ("between_chunk", _size, "a number of bytes such as 1048576 or 1M"),
+    "MPIML_CHECK": ("check", _switch, "on or off"),
     "MPIML_DOORBELL": ("doorbell", _switch, "on or off"),
     "MPIML_GPU_DIRECT": ("gpu_direct", _one_of("auto", "on", "off"), "on, off or auto"),
     "MPIML_HOST_SIZE": ("host_size", _number(1), "a whole number of at least 1"),
@@ -118,6 +119,8 @@ class Config(NamedTuple):
     allreduce
         How arrays outside of a bucket are reduced within a host: ``"memory"``,
         ``"messages"`` or ``"auto"``, by rule.
+    check
+        Whether members of a collective compare what they are about to do.
     between, between_chunk
         Who sends in collectives between hosts: ``"leaders"``, ``"stripes"`` or ``"auto"``, by
         rule; the bytes of a chunk, None: by rule.
@@ -146,6 +149,7 @@ class Config(NamedTuple):
     host_size: int | None = None
     gpu_direct: str = "auto"
     allreduce: str = "auto"
+    check: bool = True
     between: str = "auto"
     between_chunk: int | None = None
 

@@ -17,8 +17,9 @@ from typing import Any, Final
 import numpy as np
 from jax.experimental import io_callback
 
+from mpiml.collectives.alike import agree_on
 from mpiml.collectives.bucket import Bucket
-from mpiml.collectives.gradients import agree_on, assign, check_options
+from mpiml.collectives.gradients import assign, check_options
 from mpiml.collectives.labels import Label
 from mpiml.collectives.members import team_of
 from mpiml.collectives.ops import COMPLEX, FLOATS, dtype_name

@@ -7,7 +7,6 @@ from mpiml.errors import UsageError
 
 __all__ = ["LATER", "refuse", "refuse_attribute"]
 
-_COLLECTIVES = "collectives"
 _ONESIDED = "one-sided memory"
 _SERVICES = "services"
 _CLUSTER = "cluster"
@@ -16,8 +15,6 @@ _FAULT = "fault"
 
 #: name -> (how a user spells it, the release that brings it)
 LATER: dict[str, tuple[str, str]] = {
-    "allreduce": ("mpiml.collectives.allreduce", _COLLECTIVES),
-    "Bucket": ("mpiml.collectives.Bucket", _COLLECTIVES),
     "SharedModel": ("mpiml.SharedModel", _ONESIDED),
     "RingModel": ("mpiml.RingModel", _ONESIDED),
     "neighbor_allreduce": ("mpiml.neighbor_allreduce", _ONESIDED),

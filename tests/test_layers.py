@@ -92,6 +92,7 @@ FLOORS = {
         ["mpiml.collectives.messages", "mpiml.collectives.requests", "mpiml.collectives.room"],
         ["mpiml.collectives.team"],
         [
+            "mpiml.collectives.alike",
             "mpiml.collectives.arena",
             "mpiml.collectives.gradients",
             "mpiml.collectives.hosts.lanes",

@@ -6,19 +6,22 @@ from typing import Any, Literal, NoReturn
 
 import numpy as np
 
+from mpiml.collectives.alike import agree_on
 from mpiml.collectives.channel import open_channel
 from mpiml.collectives.device.arrays import device_of, on_device
 from mpiml.collectives.device.channel import open_device
 from mpiml.collectives.labels import Label
 from mpiml.collectives.members import team_of
 from mpiml.collectives.ops import op_code, op_name
-from mpiml.collectives.regions import Regions, first_difference, specs_of, stripe
+from mpiml.collectives.regions import Regions, specs_of, stripe
 from mpiml.collectives.requests import Request
-from mpiml.collectives.team import Team
 from mpiml.collectives.trees import flatten, unflatten
+from mpiml.config import Config
 from mpiml.errors import ServiceGoneError, UsageError
 
 __all__ = ["Bucket"]
+
+_SAME = "Build the tree the same way on every member."
 
 
 class Bucket:
@@ -47,6 +50,7 @@ class Bucket:
         What messages call it. Compared among the members.
     check : bool
         Whether members compare what they are about to do: operation, name, shapes, dtypes.
+        ``MPIML_CHECK=off`` turns it off for all.
 
     Attributes
     ----------
@@ -88,22 +92,21 @@ class Bucket:
         check: bool = True,
     ) -> None:
         where = "Bucket"
-        if result not in ("own", "shared"):
-            raise UsageError(f"{where}: result: expected 'own' or 'shared', got {result!r}")
-        if like is None:
-            raise UsageError(f"{where}: like: expected an array or a tree of arrays, got None")
         team = team_of(comm, where)
+        check = check and Config.read().check
         self._team, self._name = team, name
         caught: UsageError | None = None
-        device = None
+        device, said = None, ""
         try:
+            if result not in ("own", "shared"):
+                raise UsageError(f"{where}: result: expected 'own' or 'shared', got {result!r}")
             leaves, self._treedef, paths = flatten(like, where)
             regions = Regions(specs_of(leaves, paths))
             said = regions.digest_text()
             if any(map(on_device, leaves)):
                 device = _device(leaves, paths, result)
         except UsageError as error:  # the others must hear of it
-            said, caught = f"!{error}", error
+            caught = error
         more = f"result={result!r}, fallback={fallback}, check={check}"
         more += ", on a device" if device is not None else ""
         label = Label(where, name=name, leaves=said, more=more)
@@ -112,7 +115,8 @@ class Bucket:
         self._shared: memoryview | None = None
         self._channel: Any
         with team.round(label):
-            _agree(team, label, said, caught)
+            text = f"{label.head}\n{said}"
+            agree_on(team, where, text, caught, "arguments and arrays", _SAME, label)
             self.regions = regions
             if device is None:
                 self._own, self._shared, self._channel = open_channel(
@@ -377,21 +381,3 @@ def _device(leaves: list[Any], paths: tuple[str, ...], result: str) -> Any:
             "Leave it out."
         )
     return device_of(leaves, paths, "Bucket")
-
-
-def _agree(team: Team, label: Label, said: str, caught: UsageError | None) -> None:
-    """Raise on every member if the members do not make the same bucket."""
-    texts = [text.decode() for text in team.exchange(f"{label.head}\n{said}".encode(), label)]
-    if caught is not None:
-        raise caught
-    for name, text in zip(team.names, texts, strict=True):
-        _, _, body = text.partition("\n")
-        if body.startswith("!"):
-            raise UsageError(f"{body[1:]} (on {name})")
-    difference = first_difference(texts)
-    if difference:
-        raise UsageError(
-            f"Bucket: expected the same arguments and arrays on all {team.size} members of "
-            f"{team.title}, got {difference}. This is member {team.index}. Build the tree the "
-            "same way on every member."
-        )

@@ -1,14 +1,11 @@
-"""What the gradient adapters of the frameworks share: dividing into buckets, and agreeing."""
+"""What the gradient adapters of the frameworks share: dividing into buckets, and what they refuse."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from mpiml.collectives.labels import Label
-from mpiml.collectives.regions import first_difference
-from mpiml.collectives.team import Team
 from mpiml.errors import UsageError
 
-__all__ = ["agree_on", "assign", "check_options"]
+__all__ = ["assign", "check_options"]
 
 
 def assign(sizes: Sequence[int], limit: int, first: int) -> list[list[int]]:
@@ -41,42 +38,6 @@ def assign(sizes: Sequence[int], limit: int, first: int) -> list[list[int]]:
         buckets[-1].append(number)
         used += size
     return buckets
-
-
-def agree_on(
-    team: Team, title: str, text: str, caught: UsageError | None, what: str, cure: str
-) -> None:
-    """Raise on every member where one cannot go on, or they differ.
-
-    Collective over the members.
-
-    Parameters
-    ----------
-    team : Team
-        The members.
-    title : str
-        Opens the message.
-    text : str
-        What is compared, a line for each thing.
-    caught : UsageError, optional
-        Why this member cannot go on.
-    what, cure : str
-        What was expected to be the same, and what to do.
-
-    Raises
-    ------
-    UsageError
-        `caught`, or that of another member; or the first line in which they differ.
-    """
-    label = Label(title)
-    team.agree(caught, label)
-    texts = [said.decode() for said in team.exchange(text.encode(), label)]
-    difference = first_difference(texts)
-    if difference:
-        raise UsageError(
-            f"{title}: expected the same {what} on all {team.size} members of {team.title}, got "
-            f"{difference}. This is member {team.index}. {cure}"
-        )
 
 
 def check_options(where: str, op: Any, **sizes: Any) -> None:

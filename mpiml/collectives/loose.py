@@ -39,12 +39,13 @@ class Loose:
         if not team.several_hosts:
             self._staged = self._in_memory(label)
         if self._staged is None:
-            self._staged = open_apart(team, label)
+            self._staged = open_apart(team, label, Config.read().check)
         team.closes(self._staged.close)
 
     def _in_memory(self, label: Label) -> Staged | None:
         """Return what reduces through shared memory, unless it is refused on some member."""
-        asked = Config.read().allreduce
+        config = Config.read()
+        asked = config.allreduce
         self._why = "one host" if asked == "auto" else f"as MPIML_ALLREDUCE={asked} says"
         if any(self.team.exchange(b"1" if asked == "messages" else b"", label)):
             return None
@@ -54,7 +55,7 @@ class Loose:
                 raise arena
             self._why = "shared memory was refused"
             return None
-        return Staged(self.team, arena)
+        return Staged(self.team, arena, config.check)
 
     def reduce(self, source: Any, out: Any, dtype: str, op: str, label: Label) -> None:
         """Combine an array of all members into `out`, which may be `source`.

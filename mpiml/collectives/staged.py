@@ -35,12 +35,14 @@ class Staged:
         The members.
     arena : Arena
         With mailboxes of `CHUNK` bytes, and a shared result of two chunks.
+    check : bool
+        Whether members compare what they do.
     """
 
     way = "copied through shared memory"
 
-    def __init__(self, team: Team, arena: Arena) -> None:
-        self._host = InHost(team, arena, Regions(()), shared=False, check=True)
+    def __init__(self, team: Team, arena: Arena, check: bool) -> None:
+        self._host = InHost(team, arena, Regions(()), shared=False, check=check)
         self._members = len(team.local)
         self._place = team.local.index(team.index)
         self._size = team.size

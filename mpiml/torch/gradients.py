@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
+from mpiml.collectives.alike import agree_on
 from mpiml.collectives.bucket import Bucket
-from mpiml.collectives.gradients import agree_on, assign, check_options
+from mpiml.collectives.gradients import assign, check_options
 from mpiml.collectives.members import team_of
 from mpiml.errors import UsageError
 from mpiml.torch.checks import WHERE, check_model, describe

@@ -45,11 +45,13 @@ class Apart(Between):
         With mailboxes of `CHUNK` bytes, and a shared result for `_SLOTS` of them.
     """
 
-    def __init__(self, team: Team, arena: Arena, choice: Any, lane: Lane | None) -> None:
-        super().__init__(team, arena, Regions(()), True, True, choice, lane)
+    def __init__(
+        self, team: Team, arena: Arena, choice: Any, lane: Lane | None, check: bool
+    ) -> None:
+        super().__init__(team, arena, Regions(()), True, check, choice, lane)
         self._memory = memoryview(arena.memory)[arena.shared_at :]
         self._striped = choice.senders == "stripes"
-        self._host = Staged(team, arena)
+        self._host = Staged(team, arena, check)
         self.way = f"copied through {self.way}"
 
     def reduce(self, source: Any, out: Any, dtype: str, op: str, label: Label) -> None:
@@ -128,7 +130,7 @@ def _sending(lane: Lane, memory: memoryview, piece: Piece, split: Any) -> Callab
     return lambda: lane.allreduce(view, piece, split.between, split.divisor)
 
 
-def open_apart(team: Team, label: Label) -> Apart:
+def open_apart(team: Team, label: Label, check: bool) -> Apart:
     """Make what reduces plain memory among hosts, or among processes that share none.
 
     Collective over the members.
@@ -139,6 +141,8 @@ def open_apart(team: Team, label: Label) -> Apart:
         The members; of one host, if that gives them no memory to share.
     label : Label
         What this is for.
+    check : bool
+        Whether members compare what they do.
     """
     arena = make_arena(team, 0, label, CHUNK, _SLOTS * CHUNK) if team.several_hosts else None
     way = "shared memory"
@@ -147,6 +151,6 @@ def open_apart(team: Team, label: Label) -> Apart:
         team = by_process(team)
         arena = private_arena(team, 0, label, CHUNK, _SLOTS * CHUNK)
     choice = chosen(team, CHUNK, label)._replace(chunk=CHUNK)
-    apart = Apart(team, arena, choice, open_lane(team, choice, label))
+    apart = Apart(team, arena, choice, open_lane(team, choice, label), check)
     apart.way = apart.way.replace("shared memory", way)
     return apart

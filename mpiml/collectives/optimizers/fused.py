@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 
 from mpiml._native import Plan
+from mpiml.collectives.alike import agree_on
 from mpiml.collectives.arena import Arena, make_arena, private_arena
 from mpiml.collectives.bucket import Bucket
 from mpiml.collectives.in_host import ALL, OWN, SHARED
 from mpiml.collectives.labels import Label
 from mpiml.collectives.ops import op_code, op_name
 from mpiml.collectives.optimizers.mirror import mirror_of
-from mpiml.collectives.optimizers.shards import Shards, agree, host_array
+from mpiml.collectives.optimizers.shards import SAME, Shards, host_array
 from mpiml.collectives.regions import specs_of, stripe
 from mpiml.collectives.team import Team
 from mpiml.collectives.trees import flatten, unflatten
@@ -101,7 +102,7 @@ class FusedOptimizer:
             said = "\n".join([repr(optimizer.state_dict()), *(leaf.text() for leaf in specs)])
         except UsageError as caught:
             error = caught
-        agree(team, label, said, error)
+        agree_on(team, label.head, said, error, *SAME, label)
         self._arena = _room(bucket, team, layout.nbytes, label)
         self._memory = memory = self._arena.shared(layout.nbytes)
         if team.index == 0:

@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from mpiml.collectives.alike import agree_on
 from mpiml.collectives.bucket import Bucket
 from mpiml.collectives.labels import Label
 from mpiml.collectives.ops import op_name
 from mpiml.collectives.optimizers.mirror import FULL, LOW, Mirror
-from mpiml.collectives.optimizers.shards import Shards, agree
+from mpiml.collectives.optimizers.shards import SAME, Shards
 from mpiml.errors import UsageError
 from mpiml.optim import Coefficients, Optimizer
 from mpiml.optim_step import apply
@@ -86,7 +87,7 @@ class ShardedOptimizer:
         label = Label(_WHERE, name=name)
         error = _differ(params, gradients)
         said = f"{optimizer.state_dict()!r}\n{params.regions.digest_text()}"
-        agree(self._team, label, said, error)
+        agree_on(self._team, label.head, said, error, *SAME, label)
         params.broadcast(0)
         names = [r.dtype_name for r in params.regions.regions]
         layout = Mirror(params.regions, ["float32" if n in LOW else n for n in names])

@@ -13,14 +13,17 @@ import numpy as np
 from mpiml.arrays import namespace, to_host
 from mpiml.collectives.labels import Label
 from mpiml.collectives.optimizers.mirror import FULL, Mirror
-from mpiml.collectives.regions import Leaf, first_difference, specs_of
+from mpiml.collectives.regions import Leaf, specs_of
 from mpiml.collectives.team import Team
 from mpiml.collectives.trees import flatten, unflatten
 from mpiml.errors import UsageError
 from mpiml.libraries import family
 from mpiml.optim import Optimizer
 
-__all__ = ["Shards", "agree", "host_array"]
+__all__ = ["SAME", "Shards", "host_array"]
+
+#: what members must give alike, and what to do where they do not
+SAME = ("optimizer and parameters", "Build both the same way on every member.")
 
 _CHUNK = 8 << 20  # bytes that each member sends at a time
 _PLACE = 8  # bytes of the number of the first element sent
@@ -136,21 +139,6 @@ class Shards:
             view[...] = host_array(leaf)
         flats = self.layout.flat(memory)
         return [flat[part] for flat, part in zip(flats, self.stripes, strict=True)]
-
-
-def agree(team: Team, label: Label, said: str, error: UsageError | None) -> None:
-    """Raise on every member if one has an error, or if they do not say the same.
-
-    Collective over the members.
-    """
-    team.agree(error, label)
-    texts = [text.decode() for text in team.exchange(said.encode(), label)]
-    difference = first_difference(texts)
-    if difference:
-        raise UsageError(
-            f"{label.head}: expected the same optimizer and parameters on all {team.size} "
-            f"members of {team.title}, got {difference}. This is member {team.index}."
-        )
 
 
 def host_array(array: Any) -> "np.ndarray[Any, Any]":

@@ -64,7 +64,7 @@ def test_arrays_that_differ(hosts):
 
 def test_bytes_of_all_members(hosts):
     label = Label("gather")
-    apart = open_apart(team_of(hosts, "test"), label)
+    apart = open_apart(team_of(hosts, "test"), label, True)
     for unit in (0, 1, 100, 3 * CHUNK // 2):
         lengths = [unit * i for i in range(hosts.size)]
         own = np.full(lengths[hosts.rank], hosts.rank, np.uint8)
@@ -79,7 +79,7 @@ def test_processes_that_share_no_memory(hosts, monkeypatch):
 
     monkeypatch.setattr(arena, "_room", lambda total: "needs 1 byte more than there is")
     label = Label("open")
-    apart = open_apart(team_of(hosts, "test"), label)
+    apart = open_apart(team_of(hosts, "test"), label, True)
     assert "memory of each process" in apart.way
     own, out = np.full(CHUNK, hosts.rank, "f4"), np.zeros(CHUNK, "f4")
     apart.reduce(own, out, "float32", "sum", label)
