@@ -42,7 +42,9 @@ def package():
 
 def test_hasattr_is_false(package):
     assert not hasattr(package, "consistency")
-    with pytest.raises(UsageError, match=r"^mpiml\.consistency comes with the services release$"):
+    with pytest.raises(
+        UsageError, match=r"^mpiml\.consistency comes with the services release$"
+    ):
         _ = package.consistency
 
 
