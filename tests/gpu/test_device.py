@@ -9,7 +9,8 @@ import pytest
 
 import mpiml
 from mpiml._native import reduce
-from mpiml.collectives import Bucket, allreduce, device_kernel
+from mpiml.collectives import Bucket, allreduce
+from mpiml.collectives.device import kernel
 from mpiml.collectives.device.cuda import cuda_device
 from mpiml.collectives.device.stages import Staging, run_stages
 from mpiml.collectives.ops import DTYPES, OPS, numpy_dtype
@@ -20,7 +21,7 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 PAIRS = [
     (dtype, op)
     for dtype, op in itertools.product(DTYPES, OPS)
-    if device_kernel.parts(dtype, op) == (dtype, 1)
+    if kernel.parts(dtype, op) == (dtype, 1)
     and (op != "mean" or dtype in FLOATS)
     and (dtype != "bool" or op in ("min", "max", "prod"))
 ]
