@@ -1,5 +1,6 @@
 """`Bucket` among threads of this process, and on ranks."""
 
+import contextlib
 import gc
 import hashlib
 import os
@@ -418,6 +419,22 @@ def test_outside_of_a_node_comm_must_be_given():
         Bucket(like=np.empty(3))
 
 
+@contextlib.contextmanager
+def made_in_shared_memory(monkeypatch):
+    """Give the paths in /dev/shm that this rank opens; other jobs may have some there too."""
+    paths = []
+    real = os.open
+
+    def note(path, *arguments, **options):
+        if str(path).startswith("/dev/shm/mpiml-"):
+            paths.append(path)
+        return real(path, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", note)
+        yield paths
+
+
 @pytest.mark.mpi(min_size=2)
 def test_a_full_shared_memory_is_an_error_on_all_ranks_before_anything_is_written(monkeypatch):
     from mpi4py import MPI
@@ -430,16 +447,15 @@ def test_a_full_shared_memory_is_an_error_on_all_ranks_before_anything_is_writte
             SimpleNamespace(f_bavail=256, f_frsize=4096) if path == "/dev/shm" else real(path)
         )
 
-    before = set(os.listdir("/dev/shm"))
     monkeypatch.setattr(os, "statvfs", tiny)
-    with pytest.raises(
-        SharedMemoryError, match=r"needs [\d,]+ bytes in /dev/shm, which has"
-    ) as e:
-        Bucket(comm, np.empty(1 << 20, "f4"))
+    with made_in_shared_memory(monkeypatch) as names:
+        with pytest.raises(
+            SharedMemoryError, match=r"needs [\d,]+ bytes in /dev/shm, which has"
+        ) as e:
+            Bucket(comm, np.empty(1 << 20, "f4"))
+    assert not names
     assert "--shm-size" in str(e.value)
     assert isinstance(e.value, MemoryError)
-    comm.Barrier()
-    assert not [f for f in set(os.listdir("/dev/shm")) - before if f.startswith("mpiml")]
 
 
 @pytest.mark.mpi(min_size=2)
@@ -449,10 +465,12 @@ def test_shared_memory_that_fails_on_one_rank_fails_on_all(monkeypatch):
     comm = MPI.COMM_WORLD
     if comm.rank == comm.size - 1:
         monkeypatch.setattr(os, "posix_fallocate", _no_space)
-    with pytest.raises(SharedMemoryError, match=f"rank {comm.size - 1} /dev/shm: No space"):
-        Bucket(comm, np.empty(1 << 16, "f4"))
-    comm.Barrier()
-    assert not [f for f in os.listdir("/dev/shm") if f.startswith("mpiml-")]
+    with made_in_shared_memory(monkeypatch) as names:
+        with pytest.raises(SharedMemoryError, match=f"rank {comm.size - 1} /dev/shm: No space"):
+            Bucket(comm, np.empty(1 << 16, "f4"))
+        comm.Barrier()
+        assert names
+        assert not [path for path in names if os.path.exists(path)]
 
 
 def _no_space(*_):
@@ -460,14 +478,15 @@ def _no_space(*_):
 
 
 @pytest.mark.mpi(min_size=2)
-def test_nothing_is_left_behind_in_shared_memory():
+def test_nothing_is_left_behind_in_shared_memory(monkeypatch):
     from mpi4py import MPI
 
     comm = MPI.COMM_WORLD
-    bucket = Bucket(comm, np.empty(1000, "f4"))
-    comm.Barrier()
-    assert not [f for f in os.listdir("/dev/shm") if f.startswith("mpiml-")]
-    comm.Barrier()
+    with made_in_shared_memory(monkeypatch) as names:
+        bucket = Bucket(comm, np.empty(1000, "f4"))
+        comm.Barrier()
+        assert names
+        assert not [path for path in names if os.path.exists(path)]
     bucket.close()
 
 
