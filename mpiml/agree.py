@@ -8,7 +8,6 @@ have entered are finished by all. If no further round is begun, because all memb
 stop at once (see `mpiml.idle`). Pure state: what to send is returned, not sent.
 """
 
-import itertools
 import threading
 
 from mpiml.waits import Wait
@@ -25,6 +24,8 @@ class Agreement:
     ----------
     decided : Wait
         Ready once the target is known.
+    rounds : int
+        How many rounds have begun.
     alert : bool
         Whether rounds may not pass unnoticed any more: a stop is being agreed, or has come.
     ending : bool
@@ -35,13 +36,18 @@ class Agreement:
         self.decided = Wait(f"{title}: agreeing with its role on the round to stop after")
         self.alert = False
         self.ending = False
+        self.rounds = 0  #: how many rounds have begun
         self._lock = threading.Lock()
-        self._count = itertools.count(1)
-        self.next = self._count.__next__  # counts a round, atomically; look at `alert` after it
         self._frozen = False
         self._target: int | None = None
         self._asked = 0  # the round of the last ``agree_stop``
         self._period = 0  # the most rounds from one to the next
+
+    def next(self) -> int:
+        """Count a round, return its number; look at `alert` afterwards."""
+        with self._lock:
+            self.rounds += 1
+            return self.rounds
 
     def begin_round(self) -> bool:
         """Count a call of ``agree_stop``; whether a stop is being agreed: await `decided` then."""
@@ -50,11 +56,6 @@ class Agreement:
             self._period = max(self._period, number - self._asked)
         self._asked = number
         return self._frozen
-
-    @property
-    def rounds(self) -> int:
-        """How many rounds have begun."""
-        return int(repr(self._count)[6:-1]) - 1  # count() has no other way to read it
 
     @property
     def at_once(self) -> bool:

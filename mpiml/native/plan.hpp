@@ -27,7 +27,7 @@ struct Step {
     std::size_t box = 0;     // bytes from the begin of a mailbox
     std::size_t count = 0;   // elements of a reduction, bytes of anything else
     int where = kOwn;        // of a reduction: its target; of a pull: the member;
-                         // of an update: its source, kAll or where the sum is already
+                             // of an update: its source, kAll or where the sum is already
     bool external = false;   // posts from `in`, not from the own segment
     bool in_slot = false;    // what is posted travels with the phase, not in a mailbox
     std::size_t fused = 0;   // of an update: which of the plan's
