@@ -11,8 +11,8 @@ those of its stores.
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 from mpiml.contents import own, parts
 from mpiml.errors import DeadlineError, ServiceGoneError, UsageError
@@ -41,15 +41,41 @@ class Board:
         self._waiting: dict[str, list[_Waiter]] = {}
         self._left = 0
 
-    def ask(self, operation: str, args: tuple[Any, ...], answer: _Answer) -> None:
-        """Do one operation: a method name of this class without its underscore, and arguments."""
+    def ask(
+        self, operation: str, args: tuple[Any, ...], answer: _Answer, ticket: Any = None
+    ) -> None:
+        """Do one operation, see `BoardClient.ask`; `forget` takes its ticket."""
         with self._lock:
             try:
-                done = getattr(self, f"_{operation}")(answer, *args)
+                if operation in ("get", "wait"):
+                    done = self._when_there(_Waiter(answer, *args, operation == "get", ticket))
+                elif operation in self._operations:
+                    done = self._operations[operation](self, answer, *args)
+                else:
+                    raise UsageError(
+                        f"board: expected get, wait, {', '.join(self._operations)}, got "
+                        f"{operation!r}"
+                    )
             except Exception as error:
                 done = [(answer, error, True)]
         for listener, value, failed in done:
             listener(value, failed)
+
+    def forget(self, ticket: Any) -> None:
+        """Answer the question of that ticket no more: who has asked waits no longer."""
+        with self._lock:
+            for key, waiters in list(self._waiting.items()):
+                kept = [waiter for waiter in waiters if waiter.ticket != ticket]
+                if kept:
+                    self._waiting[key] = kept
+                else:
+                    del self._waiting[key]
+
+    @property
+    def waiting(self) -> int:
+        """How many questions wait for keys."""
+        with self._lock:
+            return sum(map(len, self._waiting.values()))
 
     @property
     def left(self) -> int:
@@ -93,20 +119,25 @@ class Board:
     def _count(self, answer: _Answer) -> Any:
         return [(answer, len(self._values), False)]
 
-    def _get(self, answer: _Answer, keys: Sequence[str]) -> Any:
-        return self._when_there(_Waiter(answer, tuple(keys), True))
-
-    def _wait(self, answer: _Answer, keys: Sequence[str]) -> Any:
-        return self._when_there(_Waiter(answer, tuple(keys), False))
-
     def _leave(self, answer: _Answer) -> Any:
         self._left += 1
         return [(answer, None, False)]
 
+    _operations: ClassVar[Mapping[str, Callable[..., Any]]] = {
+        "set": _set,
+        "append": _append,
+        "add": _add,
+        "compare_set": _compare_set,
+        "check": _check,
+        "delete": _delete,
+        "count": _count,
+        "leave": _leave,
+    }
+
     # -- those who wait ------------------------------------------------------------------------
 
     def _when_there(self, waiter: "_Waiter") -> Any:
-        """_Answer a waiter whose keys all exist; else let it wait for the first that does not."""
+        """Answer a waiter whose keys all exist; else let it wait for the first that does not."""
         for key in waiter.keys:
             if key not in self._values:
                 self._waiting.setdefault(key, []).append(waiter)
@@ -127,12 +158,13 @@ class Board:
 class _Waiter:
     """A question whose answer has to wait for keys."""
 
-    __slots__ = ("answer", "keys", "wants")
+    __slots__ = ("answer", "keys", "ticket", "wants")
 
-    def __init__(self, answer: _Answer, keys: tuple[str, ...], wants: bool) -> None:
+    def __init__(self, answer: _Answer, keys: Sequence[str], wants: bool, ticket: Any) -> None:
         self.answer = answer
-        self.keys = keys
+        self.keys = tuple(keys)
         self.wants = wants
+        self.ticket = ticket
 
 
 class Boards:
@@ -157,17 +189,26 @@ class Boards:
     def __len__(self) -> int:
         return len(self._boards)
 
+    @property
+    def waiting(self) -> int:
+        """How many questions wait for keys."""
+        return sum(board.waiting for board in list(self._boards.values()))
+
     def _on_question(self, rank: int, frame: Frame, buffers: Sequence[Any]) -> None:
         where = frame.target, frame.aux
-        board = self._boards.setdefault(where, Board())
         body, rest = parts(frame, buffers)
         operation, *args = unpack(frame.encoding, body, rest)
+        if operation == "forget":  # nobody waits for an answer; the board may be gone already
+            if where in self._boards:
+                self._boards[where].forget((rank, *args))
+            return
+        board = self._boards.setdefault(where, Board())
 
         def answer(value: Any, failed: bool) -> None:
             packed = pack_error(value) if failed else pack(value, SNAPSHOT, "the value")
             self._send(rank, frame, packed, ERROR if failed else REPLY)
 
-        board.ask(operation, tuple(args), answer)
+        board.ask(operation, tuple(args), answer, (rank, frame.id))
         if board.left == self._members(frame.target):
             self._boards.pop(where, None)
 
@@ -225,21 +266,28 @@ class BoardClient:
         target = self._target
         engine = target.engine
         scope = target.calling_scope()
-        packed = pack((operation, *args), SNAPSHOT, "the value")
-        if not target.far:
-            packed = own(packed)
         reply = Reply(target, f"board.{operation}")
         reply.id = engine.new_id()
         engine.pending[reply.id] = reply
         try:
-            engine.transmit(
-                target.rank, BOARD, target.source, target.vertex, reply.id, self._number,
-                encoding=packed.encoding, body=packed.body, buffers=packed.buffers,
-            )  # fmt: skip
+            self._send(reply.id, operation, *args)
             self._await(reply, args, timeout, scope)
+        except DeadlineError:
+            self._send(engine.new_id(), "forget", reply.id)
+            raise
         finally:
             engine.pending.pop(reply.id, None)
         return reply.value()
+
+    def _send(self, number: int, *question: Any) -> None:
+        target = self._target
+        packed = pack(question, SNAPSHOT, "the value")
+        if not target.far:
+            packed = own(packed)
+        target.engine.transmit(
+            target.rank, BOARD, target.source, target.vertex, number, self._number,
+            encoding=packed.encoding, body=packed.body, buffers=packed.buffers,
+        )  # fmt: skip
 
     def _await(self, reply: Any, args: Any, timeout: float | None, scope: Any) -> None:
         engine, ending = self._target.engine, self._runtime.ending

@@ -89,6 +89,26 @@ def test_a_question_waits_until_all_its_keys_are_there_at_once():
     assert ask.answers[0] == [b"2", b"7"]
 
 
+@pytest.mark.parametrize("operation", ["when_there", "appeared", "ask", "nothing"])
+def test_what_is_no_operation_is_refused(operation):
+    error = Asker()(operation, ["a"])
+    assert isinstance(error, UsageError)
+    assert (
+        f"expected get, wait, set, append, add, compare_set, check, delete, count, leave, got {operation!r}"
+        in str(error)
+    )
+
+
+def test_a_question_that_is_forgotten_is_not_answered():
+    board, answers = Board(), []
+    for ticket in (1, 2):
+        board.ask("wait", (["a"],), lambda *_, ticket=ticket: answers.append(ticket), ticket)
+    board.forget(1)
+    assert board.waiting == 1
+    board.ask("set", (["a"], [b"1"]), lambda *_: None)
+    assert (answers, board.waiting) == ([2], 0)
+
+
 KEYS = st.sampled_from("abcd")
 STEPS = st.lists(
     st.one_of(
@@ -173,7 +193,12 @@ def test_a_wait_ends_with_its_timeout(mode):
 
     class One:
         def wait(self):
-            client().ask("wait", ["never"], timeout=0.01)
+            board = client()
+            try:
+                board.ask("wait", ["never"], timeout=0.01)
+            finally:
+                board.ask("count")  # comes after what tells that nobody waits any more
+                assert boards().waiting == 0
 
     play(mode, body, one=One)
 
