@@ -89,7 +89,12 @@ FLOORS = {
             "mpiml.collectives.compression.terngrad",
         ],
         ["mpiml.collectives.compression"],
-        ["mpiml.collectives.messages", "mpiml.collectives.requests", "mpiml.collectives.room"],
+        [
+            "mpiml.collectives.calls",
+            "mpiml.collectives.messages",
+            "mpiml.collectives.requests",
+            "mpiml.collectives.room",
+        ],
         ["mpiml.collectives.team"],
         [
             "mpiml.collectives.alike",

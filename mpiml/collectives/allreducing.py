@@ -84,6 +84,8 @@ def allreduce(
 
 def _one(team: Team, x: Any, op: Any, out: Any, name: str | None) -> Any:
     """Reduce one NumPy array; what can be known from an earlier call is not done again."""
+    if type(op) is not str or not (name is None or type(name) is str):
+        op = _guarded(team, None, lambda: _plain(op, name))
     key = (x.dtype, x.shape, op, name)
     call: _Call | None = team.calls.get(key)
     if call is None:
@@ -99,6 +101,13 @@ def _one(team: Team, x: Any, op: Any, out: Any, name: str | None) -> Any:
         np.copyto(out, result)
         return out
     return result
+
+
+def _plain(op: Any, name: Any) -> str:
+    """Return the name of an operation; mpi4py's cannot be looked up in a table."""
+    if not (name is None or isinstance(name, str)):
+        raise UsageError(f"allreduce: name: expected a str, got {name!r}")
+    return op_name(op, "allreduce")
 
 
 def _prepare(team: Team, key: Any, x: Any, op: Any, name: str | None) -> _Call:
@@ -135,7 +144,15 @@ def _target(x: Any, out: Any, path: str) -> Any:
             f"{x.dtype}, got shape {out.shape}, dtype {out.dtype}"
             f"{'' if out.flags.writeable else ', read-only'}"
         )
-    return out if out.flags.c_contiguous else np.empty(x.shape, x.dtype)
+    if not out.flags.c_contiguous or (out is not x and _overlap(x, out)):
+        return np.empty(x.shape, x.dtype)
+    return out
+
+
+def _overlap(x: Any, out: Any) -> bool:
+    """Tell whether arrays share memory without being the same."""
+    same = x.ctypes.data == out.ctypes.data and x.strides == out.strides
+    return not same and np.may_share_memory(x, out)
 
 
 # -- trees -----------------------------------------------------------------------------------------
@@ -189,7 +206,7 @@ def _tree(team: Team, x: Any, op: Any, compress: Any, out: Any, name: str | None
 def _take_apart(
     x: Any, op: Any, out: Any, name: str | None, compress: Any
 ) -> tuple[str, _Leaves, Label]:
-    known = op_name(op, "allreduce")
+    known = _plain(op, name)
     found, treedef, paths = flatten(x, "allreduce")
     specs = specs_of(found, paths)
     for spec in specs:

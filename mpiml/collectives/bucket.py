@@ -7,12 +7,12 @@ from typing import Any, Literal, NoReturn
 import numpy as np
 
 from mpiml.collectives.alike import agree_on
+from mpiml.collectives.calls import Calls
 from mpiml.collectives.channel import open_channel
 from mpiml.collectives.device.arrays import device_of, on_device
 from mpiml.collectives.device.channel import open_device
 from mpiml.collectives.labels import Label
 from mpiml.collectives.members import team_of
-from mpiml.collectives.ops import op_code, op_name
 from mpiml.collectives.regions import Regions, specs_of, stripe
 from mpiml.collectives.requests import Request
 from mpiml.collectives.trees import flatten, unflatten
@@ -110,7 +110,6 @@ class Bucket:
         more = f"result={result!r}, fallback={fallback}, check={check}"
         more += ", on a device" if device is not None else ""
         label = Label(where, name=name, leaves=said, more=more)
-        self._labels: dict[Any, Label] = {}
         self._own: memoryview | None = None  # None: on a device
         self._shared: memoryview | None = None
         self._channel: Any
@@ -118,6 +117,7 @@ class Bucket:
             text = f"{label.head}\n{said}"
             agree_on(team, where, text, caught, "arguments and arrays", _SAME, label)
             self.regions = regions
+            self._calls = Calls(regions, team.size, name)
             if device is None:
                 self._own, self._shared, self._channel = open_channel(
                     team, regions, result == "shared", fallback, check, label
@@ -193,9 +193,11 @@ class Bucket:
         ServiceGoneError
             The bucket is closed, here or by another member.
         """
-        label = self._labels.get(("allreduce", op, name, compress is None))
+        label = None
+        if compress is None and type(op) is str and (name is None or type(name) is str):
+            label = self._calls.allreduces.get((op, name))
         if label is None:
-            label = self._label("allreduce", name, op, compress=compress)
+            label = self._label("allreduce", name, op=op, compressed=compress is not None)
         if compress is None and self._channel is not None:  # nothing made for the call
             self._team.run(self._channel.allreduce, label, label.op, label)
         else:
@@ -208,7 +210,7 @@ class Bucket:
 
         Collective over the members. Returns a request with ``wait(timeout)`` and ``test()``.
         """
-        label = self._label("allreduce", name, op, compress=compress).here()
+        label = self._label("allreduce", name, op=op, compressed=compress is not None).here()
         return self._submit(self._allreduce(label, compress), label)
 
     def reduce_scatter(self, op: Any = "sum", name: str | None = None) -> None:
@@ -217,12 +219,12 @@ class Bucket:
         Collective over the members. What lies outside of the own stripes is undefined
         afterwards.
         """
-        label = self._label("reduce_scatter", name, op)
+        label = self._label("reduce_scatter", name, op=op)
         self._team.run(lambda: self._open(label).reduce_scatter(label.op, label), label)
 
     def ireduce_scatter(self, op: Any = "sum", name: str | None = None) -> Request:
         """Begin `reduce_scatter`. Collective over the members."""
-        label = self._label("reduce_scatter", name, op).here()
+        label = self._label("reduce_scatter", name, op=op).here()
         return self._submit(lambda: self._open(label).reduce_scatter(label.op, label), label)
 
     def allgather(self, name: str | None = None) -> None:
@@ -282,39 +284,12 @@ class Bucket:
                 channel, compress, self.regions, self._own, self._shared, names, label.op, label
             )
 
-    def _label(
-        self,
-        kind: str,
-        name: str | None,
-        op: Any = None,
-        root: int | None = None,
-        compress: Any = None,
-    ) -> Label:
-        """Return what members compare of an operation, checked; made once for each."""
-        key = (kind, op if root is None else root, name, compress is None)
-        label = self._labels.get(key)
-        if label is None:
-            where = f"Bucket.{kind}"
-            try:
-                known = self._checked(where, op, root)
-            except UsageError as error:
-                self._refuse(where, error)
-            more = "" if root is None else f"root={root}"
-            more = more if compress is None else "compressed"
-            title = where if self._name is None else f"{where} of {self._name!r}"
-            label = Label(title, known, name, None, self.regions.digest_text(), more)
-            self._labels[key] = label
-        return label
-
-    def _checked(self, where: str, op: Any, root: int | None) -> str:
-        """Return the name of an operation, if it is defined here."""
-        known = "" if op is None else op_name(op, where)
-        if known:
-            for region in self.regions.regions:
-                op_code(known, region.dtype_name, where)
-        if root is not None and not 0 <= root < self.size:
-            raise UsageError(f"{where}: root: expected 0..{self.size - 1}, got {root}")
-        return known
+    def _label(self, kind: str, name: str | None, **more: Any) -> Label:
+        """Return what members compare of an operation; an error is one on all of them."""
+        try:
+            return self._calls.label(kind, name, **more)
+        except UsageError as error:
+            self._refuse(f"Bucket.{kind}", error)
 
     def _refuse(self, where: str, error: UsageError) -> NoReturn:
         """Raise an error of this member's call; members whose call is right hear of it."""

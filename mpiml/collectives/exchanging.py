@@ -7,7 +7,6 @@ between them is compressed.
 
 from collections.abc import Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -23,9 +22,6 @@ from mpiml.collectives.team import Team
 from mpiml.errors import UsageError
 
 __all__ = ["TeamExchange", "reduce_bucket", "reduce_compressed"]
-
-# What a team last made for arrays outside of buckets, and for which arrays.
-_inside: "WeakKeyDictionary[Team, tuple[str, LooseInside]]" = WeakKeyDictionary()
 
 
 class TeamExchange:
@@ -151,11 +147,13 @@ def _loose_inside(team: Team, arrays: Sequence[Any], label: Label) -> LooseInsid
     """Return what sums such arrays in each host; one is kept. Collective over the team."""
     specs = [Leaf(f"[{i}]", a.shape, dtype_name(a)) for i, a in enumerate(arrays)]
     text = "\n".join(spec.text() for spec in specs)
-    known = _inside.get(team)
+    known: tuple[str, LooseInside] | None = team.kept.get(LooseInside)
     if known is not None and known[0] == text:
         return known[1]
-    if known is not None:
+    if known is None:
+        team.closes(lambda: team.kept[LooseInside][1].host.close())
+    else:
         known[1].host.close()
     made = LooseInside(team, specs, label)
-    _inside[team] = text, made
+    team.kept[LooseInside] = text, made
     return made

@@ -194,7 +194,7 @@ class InHost:
                     plan, label.hash, self._check, self._slice_us, source, out
                 )
             if status == _LEFT:
-                gone = [self._team.names[self._team.local[i]] for i in self._gang.missing()]
+                gone = [self._team.names[self._team.local[i]] for i in self._gang.gone()]
                 raise ServiceGoneError(
                     f"{label}: {', '.join(gone)} closed it, or left it halfway, and will never "
                     "come. Close it on all members after the same operation."

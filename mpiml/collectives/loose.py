@@ -34,28 +34,35 @@ class Loose:
 
     def __init__(self, team: Team, label: Label) -> None:
         self.team = team
+        config = Config.read()
+        # One member's environment decides for all: they must go one way.
+        said = team.exchange(f"{config.allreduce} {config.check:d}".encode(), label)
+        asked = {text.split()[0].decode() for text in said}
+        check = not any(text.endswith(b"0") for text in said)
         self._staged: Any = None
         self._why = "several hosts"
         if not team.several_hosts:
-            self._staged = self._in_memory(label)
+            self._staged = self._in_memory(asked, check, label)
         if self._staged is None:
-            self._staged = open_apart(team, label, Config.read().check)
+            self._staged = open_apart(team, label, check)
         team.closes(self._staged.close)
 
-    def _in_memory(self, label: Label) -> Staged | None:
-        """Return what reduces through shared memory, unless it is refused on some member."""
-        config = Config.read()
-        asked = config.allreduce
-        self._why = "one host" if asked == "auto" else f"as MPIML_ALLREDUCE={asked} says"
-        if any(self.team.exchange(b"1" if asked == "messages" else b"", label)):
+    def _in_memory(self, asked: set[str], check: bool, label: Label) -> Staged | None:
+        """Return what reduces through shared memory, unless it is refused."""
+        self._why = "one host"
+        for way in ("messages", "memory"):
+            if way in asked:
+                self._why = f"as MPIML_ALLREDUCE={way} says"
+                break
+        if "messages" in asked:
             return None
         arena = make_arena(self.team, 0, label, CHUNK, 2 * CHUNK)
         if isinstance(arena, SharedMemoryError):
-            if asked == "memory":
+            if "memory" in asked:
                 raise arena
             self._why = "shared memory was refused"
             return None
-        return Staged(self.team, arena, config.check)
+        return Staged(self.team, arena, check)
 
     def reduce(self, source: Any, out: Any, dtype: str, op: str, label: Label) -> None:
         """Combine an array of all members into `out`, which may be `source`.

@@ -7,7 +7,7 @@ from typing import Any
 
 from mpiml.errors import UsageError
 
-__all__ = ["Waiting", "complete", "exchange_bytes"]
+__all__ = ["Waiting", "complete", "exchange_bytes", "keep"]
 
 _MOST = (1 << 31) - 1  # bytes; counts and offsets of the v-collectives are 32-bit numbers
 _left: list[Any] = []  # requests that nobody waits for any more
@@ -54,6 +54,21 @@ def complete(
     between : function, optional
         Other progress to make meanwhile.
     """
+    try:
+        _complete(request, waiting, between)
+    except BaseException:
+        keep(request)
+        raise
+
+
+def keep(requests: Any) -> None:
+    """Keep requests that nobody waits for any more, and their buffers: MPI may still use them."""
+    _left.append(requests)
+
+
+def _complete(
+    request: Any, waiting: Callable[[], None], between: Callable[[], None] | None
+) -> None:
     for _ in range(_EAGER):
         if request.Test():
             return
@@ -67,11 +82,7 @@ def complete(
         if now - looked > 0.05:
             looked = now
             pause = min(pause + 1e-5, 1e-3)
-            try:
-                waiting()
-            except BaseException:
-                _left.append(request)
-                raise
+            waiting()
 
 
 def exchange_bytes(

@@ -50,7 +50,8 @@ class PlainHooks:
         self._names = names
         self._pids = pids
         self._stall = stall
-        self._warned: Any = None
+        self._warned = False
+        self._seen = 0.0
         self._looked = 0.0
 
     def begin(self, label: Any) -> None:
@@ -61,6 +62,9 @@ class PlainHooks:
 
     def waiting(self, seconds: float, missing: Sequence[int], label: Any) -> None:
         """Warn after `stall` seconds, once for each operation; raise when one has died."""
+        if seconds < self._seen:
+            self._warned = False  # another wait than the one before
+        self._seen = seconds
         if seconds < 0.5:
             return
         for member in missing:
@@ -71,8 +75,8 @@ class PlainHooks:
                     "come. Look for its own error above.",
                     (member,),
                 )
-        if seconds >= self._stall and self._warned is not label:
-            self._warned = label
+        if seconds >= self._stall and not self._warned:
+            self._warned = True
             who = ", ".join(self._names[m] for m in missing) or "other hosts"
             sys.stderr.write(
                 f"mpiml: {label}: waiting for {who} since {seconds:.0f} s "
@@ -153,6 +157,7 @@ class Team:
         self._plain = type(self.hooks) is PlainHooks  # which begin and end nothing
         self.worker = Worker()
         self.loose: Any = None  # what reduces arrays outside of buckets
+        self.kept: dict[Any, Any] = {}  # what else was made for the team, for as long as it is
         self.calls: dict[Any, Any] = {}  # what has been prepared for calls that come again
         self._round = False  # between begin_round and end_round
         self._numbers = itertools.count()
@@ -273,6 +278,8 @@ class Team:
         for function in self._closing:
             function()
         self._closing.clear()
+        self.kept.clear()
+        self.loose = None
         self.worker.close()
 
     def agree(self, error: MpimlError | None, label: Any) -> None:

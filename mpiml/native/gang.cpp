@@ -102,6 +102,7 @@ public:
     std::vector<int> missing() const {
         return arrived_ ? meeting_.missing() : std::vector<int>{};
     }
+    std::vector<int> gone() const { return arrived_ ? meeting_.gone() : std::vector<int>{}; }
     void leave() const { meeting_.leave(); }
     bool busy() const { return pc_ != 0 || arrived_; }
     std::uint32_t phase() const { return meeting_.phase(); }
@@ -364,6 +365,7 @@ void bind_gang(nb::module_ &m) {
              "input"_a.none() = nb::none(), "output"_a.none() = nb::none(),
              "Begin or resume a plan: 0 done, 1 somebody is late, 2 they differ, 3 one has left.")
         .def("missing", &Gang::missing, "Members that this one waits for.")
+        .def("gone", &Gang::gone, "Those of the missing that have left.")
         .def("leave", &Gang::leave, "Tell the others that this member will never come again.")
         .def_prop_ro("busy", &Gang::busy, "Whether a plan has been begun and not finished.")
         .def_prop_ro("phase", &Gang::phase, "Points met or arrived at so far, modulo 2**32.")

@@ -52,6 +52,7 @@ public:
     Seen wait(std::int64_t deadline_ns) const;
     bool all_do_the_same() const;
     std::vector<int> missing() const;
+    std::vector<int> gone() const;  // those of the missing that have left
     void leave() const;
 
     Slot &at_point(int member) const { return slot(member, phase_); }

@@ -86,8 +86,8 @@ Meeting::Seen Meeting::sleep_on(int member, std::int64_t deadline_ns) const {
         const std::uint32_t before = Word(other.phase).load();
         if (before == phase_)
             seen = Seen::all;
-        else if (left(member))
-            seen = Seen::left;
+        else if (left(member))  // it may have arrived, and then left, since the look before
+            seen = arrived(member) ? Seen::all : Seen::left;
         // EAGAIN: the phase changed before the kernel looked; 0: woken, maybe for nothing.
         // Anything else ends this wait: the time is over, or a signal has to be handled.
         if (seen != Seen::late || (error != 0 && error != EAGAIN))
@@ -104,6 +104,14 @@ bool Meeting::all_do_the_same() const {
         if (at_point(i).hash != first)
             return false;
     return true;
+}
+
+std::vector<int> Meeting::gone() const {
+    std::vector<int> found;
+    for (int i = 0; i < size_; ++i)
+        if (i != index_ && !arrived(i) && left(i))
+            found.push_back(i);
+    return found;
 }
 
 std::vector<int> Meeting::missing() const {

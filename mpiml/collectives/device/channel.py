@@ -7,7 +7,6 @@ many small ones together, long ones in pieces.
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -153,9 +152,6 @@ def open_device(
     return DeviceMemory(group.slab), DeviceChannel(group, regions)
 
 
-_groups: WeakKeyDictionary[Team, dict[int, DeviceGroup]] = WeakKeyDictionary()
-
-
 def reduce_arrays(
     team: Team,
     leaves: Sequence[Any],
@@ -210,10 +206,10 @@ def reduce_arrays(
 
 def _group(team: Team, device: Device, label: Label) -> DeviceGroup:
     """Return this member's group for arrays outside of buckets; made once for a device."""
-    groups = _groups.setdefault(team, {})
-    group = groups.get(device.index)
+    group: DeviceGroup | None = team.kept.get((DeviceGroup, device.index))
     if group is None:
-        group = groups[device.index] = DeviceGroup(team, device, LINE, label)
+        group = DeviceGroup(team, device, LINE, label)
+        team.kept[DeviceGroup, device.index] = group
         team.closes(group.close)
     return group
 

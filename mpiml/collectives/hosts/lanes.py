@@ -12,6 +12,7 @@ from typing import Any
 
 from mpiml import _native
 from mpiml.collectives.hosts.chunks import Choice, Piece, by_mpi
+from mpiml.collectives.messages import keep
 from mpiml.collectives.ops import OPS
 from mpiml.collectives.team import Team
 from mpiml.errors import UsageError
@@ -21,7 +22,6 @@ __all__ = ["Comparison", "Lane", "Pending", "open_lane"]
 _TAGS = 16_000  # MPI promises 32767; an operation is over long before its tag comes again
 _SMALL = 8192  # bytes that each host may send to all others at once: one latency, not two
 _TOLD = 64  # hosts up to which each tells every other what it does
-_abandoned: list[Any] = []  # what MPI may still read or write after a wait was ended
 
 
 class Pending:
@@ -62,7 +62,7 @@ class Pending:
     def abandon(self) -> None:
         """Keep the buffers for as long as the process lives: MPI may still use them."""
         if self._requests:
-            _abandoned.append(self._requests)
+            keep(self._requests)
 
 
 class Comparison(Pending):
