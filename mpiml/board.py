@@ -48,7 +48,8 @@ class Board:
         with self._lock:
             try:
                 if operation in ("get", "wait"):
-                    done = self._when_there(_Waiter(answer, *args, operation == "get", ticket))
+                    (keys,) = args
+                    done = self._when_there(_Waiter(answer, keys, operation == "get", ticket))
                 elif operation in self._operations:
                     done = self._operations[operation](self, answer, *args)
                 else:
