@@ -1,14 +1,19 @@
-"""What members make together is made of the same parts on all of them, or of none."""
+"""What members make or do together, all of them do alike, or none does."""
 
-from typing import Any
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeVar
 
+from mpiml.collectives.labels import Label
 from mpiml.collectives.regions import first_difference
 from mpiml.collectives.team import Team
-from mpiml.errors import UsageError
+from mpiml.errors import MpimlError, ServiceGoneError, UsageError
 
-__all__ = ["agree_on"]
+__all__ = ["agree_on", "guarded", "refuse"]
 
 _BAD = "!"
+_T = TypeVar("_T")
+_Meeting = Callable[[Label], Any]
 
 
 def agree_on(
@@ -57,3 +62,52 @@ def agree_on(
             f"{title}: expected the same {what} on all {team.size} members of {team.title}, got "
             f"{difference}. This is member {team.index}. {cure}"
         )
+
+
+def guarded(team: Team, where: str, work: Callable[[], _T], *meetings: _Meeting) -> _T:
+    """Do this member's part of a call; where it cannot, let the others hear of it, and raise.
+
+    Collective over the members where `work` raises; otherwise local.
+
+    Parameters
+    ----------
+    team : Team
+        The members.
+    where : str
+        The call, for the others' message.
+    work : function
+        What only this member does before it meets the others. It may call the user's code.
+    *meetings : function
+        As for `refuse`.
+    """
+    try:
+        return work()
+    except Exception as error:
+        refuse(team, where, error, *meetings)
+        raise
+
+
+def refuse(team: Team, where: str, error: Exception, *meetings: _Meeting) -> None:
+    """Come to operations that this member cannot do: the others hear why, and get an error.
+
+    Collective over the members. Where members do not compare what they do (``check=False``)
+    nobody hears of anything.
+
+    Parameters
+    ----------
+    team : Team
+        The members.
+    where : str
+        The call.
+    error : Exception
+        Why this member cannot go on. It is the caller's to be raised.
+    *meetings : function
+        For each operation that the others come to, what gives the channel for a label;
+        in their order.
+    """
+    kind = "" if isinstance(error, MpimlError) else f"{type(error).__name__}: "
+    label = Label(" ".join(f"{where}, refused: {kind}{error}".split()))
+    for meeting in meetings:
+        # the others' error, which tells of this one; or nobody is there any more
+        with suppress(UsageError, ServiceGoneError):
+            team.run(meeting(label).refuse, label, label)

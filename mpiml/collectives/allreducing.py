@@ -1,12 +1,12 @@
 """`allreduce` of arrays and trees of arrays, wherever they lie."""
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from mpiml import arrays
+from mpiml.collectives.alike import guarded
 from mpiml.collectives.device.arrays import on_device
 from mpiml.collectives.device.channel import reduce_arrays
 from mpiml.collectives.fusion import messages
@@ -85,16 +85,16 @@ def allreduce(
 def _one(team: Team, x: Any, op: Any, out: Any, name: str | None) -> Any:
     """Reduce one NumPy array; what can be known from an earlier call is not done again."""
     if type(op) is not str or not (name is None or type(name) is str):
-        op = _guarded(team, None, lambda: _plain(op, name))
+        op = _guarded(team, lambda: _plain(op, name))
     key = (x.dtype, x.shape, op, name)
     call: _Call | None = team.calls.get(key)
     if call is None:
-        call = _guarded(team, name, lambda: _prepare(team, key, x, op, name))
+        call = _guarded(team, lambda: _prepare(team, key, x, op, name))
     source = x if x.flags.c_contiguous else np.asarray(x, order="C")
     if out is None:
         result = np.empty(x.shape, x.dtype)
     else:
-        result = _guarded(team, name, lambda: _target(x, out, ""))
+        result = _guarded(team, lambda: _target(x, out, ""))
     label, op, dtype = call.label, call.op, call.dtype
     team.run(loose_of(team, label).reduce, label, source, result, dtype, op, label)
     if out is not None and result is not out:
@@ -122,16 +122,9 @@ def _prepare(team: Team, key: Any, x: Any, op: Any, name: str | None) -> _Call:
     return call
 
 
-def _guarded(team: Team, name: str | None, work: Callable[[], Any]) -> Any:
+def _guarded(team: Team, work: Callable[[], Any]) -> Any:
     """Do this member's part; where it cannot, let the others hear of it, and raise."""
-    try:
-        return work()
-    except UsageError as error:
-        label = Label(f"allreduce, refused: {error}", name=name)
-        loose = loose_of(team, label)
-        with suppress(UsageError):  # the others', who had no such error; it tells of this one
-            team.run(lambda: loose.refuse(label), label)
-        raise error from None
+    return guarded(team, "allreduce", work, lambda label: loose_of(team, label))
 
 
 def _target(x: Any, out: Any, path: str) -> Any:
@@ -171,7 +164,7 @@ class _Leaves(NamedTuple):
 
 
 def _tree(team: Team, x: Any, op: Any, compress: Any, out: Any, name: str | None) -> Any:
-    known, leaves, label = _guarded(team, name, lambda: _take_apart(x, op, out, name, compress))
+    known, leaves, label = _guarded(team, lambda: _take_apart(x, op, out, name, compress))
     loose = loose_of(team, label)
     results: list[Any] = [None] * len(leaves.host)
 

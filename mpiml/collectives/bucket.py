@@ -1,12 +1,11 @@
 """`Bucket`: the arrays of a tree in memory that the members of a host share."""
 
 from collections.abc import Callable
-from contextlib import suppress
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import numpy as np
 
-from mpiml.collectives.alike import agree_on
+from mpiml.collectives.alike import agree_on, guarded
 from mpiml.collectives.calls import Calls
 from mpiml.collectives.channel import open_channel
 from mpiml.collectives.device.arrays import device_of, on_device
@@ -15,6 +14,7 @@ from mpiml.collectives.labels import Label
 from mpiml.collectives.members import team_of
 from mpiml.collectives.regions import Regions, specs_of, stripe
 from mpiml.collectives.requests import Request
+from mpiml.collectives.team import Team
 from mpiml.collectives.trees import flatten, unflatten
 from mpiml.config import Config
 from mpiml.errors import ServiceGoneError, UsageError
@@ -100,7 +100,7 @@ class Bucket:
         try:
             if result not in ("own", "shared"):
                 raise UsageError(f"{where}: result: expected 'own' or 'shared', got {result!r}")
-            leaves, self._treedef, paths = flatten(like, where)
+            leaves, self.structure, paths = flatten(like, where)  # structure: internal
             regions = Regions(specs_of(leaves, paths))
             said = regions.digest_text()
             if any(map(on_device, leaves)):
@@ -126,10 +126,10 @@ class Bucket:
             else:
                 block, self._channel = open_device(team, regions, device, check, label)
                 views, self._flat = block.views(regions), block.flat(regions)
-        self._tree = unflatten(self._treedef, views)
+        self._tree = unflatten(self.structure, views)
         self._result = self._tree
         if self._shared is not None:
-            self._result = unflatten(self._treedef, regions.views(self._shared.toreadonly()))
+            self._result = unflatten(self.structure, regions.views(self._shared.toreadonly()))
 
     # -- what it holds -------------------------------------------------------------------------
 
@@ -220,12 +220,12 @@ class Bucket:
         afterwards.
         """
         label = self._label("reduce_scatter", name, op=op)
-        self._team.run(lambda: self._open(label).reduce_scatter(label.op, label), label)
+        self._team.run(lambda: self.channel(label).reduce_scatter(label.op, label), label)
 
     def ireduce_scatter(self, op: Any = "sum", name: str | None = None) -> Request:
         """Begin `reduce_scatter`. Collective over the members."""
         label = self._label("reduce_scatter", name, op=op).here()
-        return self._submit(lambda: self._open(label).reduce_scatter(label.op, label), label)
+        return self._submit(lambda: self.channel(label).reduce_scatter(label.op, label), label)
 
     def allgather(self, name: str | None = None) -> None:
         """Give every member the `stripes` of each: the other half of `reduce_scatter`.
@@ -233,12 +233,12 @@ class Bucket:
         Collective over the members.
         """
         label = self._label("allgather", name)
-        self._team.run(lambda: self._open(label).allgather(label), label)
+        self._team.run(lambda: self.channel(label).allgather(label), label)
 
     def iallgather(self, name: str | None = None) -> Request:
         """Begin `allgather`. Collective over the members."""
         label = self._label("allgather", name).here()
-        return self._submit(lambda: self._open(label).allgather(label), label)
+        return self._submit(lambda: self.channel(label).allgather(label), label)
 
     def broadcast(self, root: int = 0, name: str | None = None) -> None:
         """Give every member the arrays of member `root`.
@@ -246,23 +246,23 @@ class Bucket:
         Collective over the members.
         """
         label = self._label("broadcast", name, root=root)
-        self._team.run(lambda: self._open(label).broadcast(root, label), label)
+        self._team.run(lambda: self.channel(label).broadcast(root, label), label)
 
     def ibroadcast(self, root: int = 0, name: str | None = None) -> Request:
         """Begin `broadcast`. Collective over the members."""
         label = self._label("broadcast", name, root=root).here()
-        return self._submit(lambda: self._open(label).broadcast(root, label), label)
+        return self._submit(lambda: self.channel(label).broadcast(root, label), label)
 
     def _submit(self, work: Callable[[], None], label: Label) -> Request:
         """Begin an operation: on a device, after what this thread has begun there so far."""
-        channel = self._open(label)
+        channel = self.channel(label)
         if self._own is not None:
             return self._team.submit(work, label)
         ready = channel.mark()
         return self._team.submit(lambda: channel.after(ready, work), label)
 
     def _allreduce(self, label: Label, compress: Any) -> Callable[[], None]:
-        channel = self._open(label)
+        channel = self.channel(label)
         if compress is None:
             return lambda: channel.allreduce(label.op, label)
         return lambda: self._compressed(label, compress)
@@ -270,36 +270,49 @@ class Bucket:
     def _compressed(self, label: Label, compress: Any) -> None:
         from mpiml.collectives.exchanging import reduce_bucket, reduce_compressed
 
-        channel = self._open(label)
-        channel.barrier(label)  # others, who do not compress, never come where this goes on
+        channel = self.channel(label)
         names = [f"{self._name or ''}{leaf.path}" for leaf in self.regions.leaves]
 
         def work(leaves: list[Any]) -> None:
             reduce_compressed(self._team, compress, leaves, leaves, names, label.op, label)
 
         if self._own is None:
+            channel.barrier(label)  # others, who do not compress, never come where this goes on
             channel.on_host(work)
-        else:
+        else:  # there they meet in the same way
             reduce_bucket(
                 channel, compress, self.regions, self._own, self._shared, names, label.op, label
             )
 
     def _label(self, kind: str, name: str | None, **more: Any) -> Label:
         """Return what members compare of an operation; an error is one on all of them."""
-        try:
-            return self._calls.label(kind, name, **more)
-        except UsageError as error:
-            self._refuse(f"Bucket.{kind}", error)
+        return guarded(
+            self._team,
+            f"Bucket.{kind}",
+            lambda: self._calls.label(kind, name, **more),
+            self.channel,
+        )
 
-    def _refuse(self, where: str, error: UsageError) -> NoReturn:
-        """Raise an error of this member's call; members whose call is right hear of it."""
-        label = Label(f"{where}, refused: {error}")
-        channel = self._open(label)
-        with suppress(UsageError):  # theirs, which tells of this one
-            self._team.run(lambda: channel.refuse(label), label)
-        raise error
+    # -- for other modules of mpiml ------------------------------------------------------------
 
-    def _open(self, label: Label) -> Any:
+    @property
+    def team(self) -> Team:
+        """The members. Internal: no promise is made about it."""
+        return self._team
+
+    @property
+    def on_host(self) -> bool:
+        """Whether the arrays lie in host memory. Internal."""
+        return self._own is not None
+
+    def channel(self, label: Label) -> Any:
+        """Return what does the operations, which come one after another by the team. Internal.
+
+        Raises
+        ------
+        ServiceGoneError
+            The bucket is closed here.
+        """
         if self._channel is None:
             raise ServiceGoneError(
                 f"{label.head}: the bucket is closed; use it before close(), or make another"

@@ -119,7 +119,7 @@ def reduce_bucket(
     """
     where = label.head.partition("(")[0]
     reducer = _reducer(compress, where)
-    team, arrays = channel._team, regions.views(own)
+    team, arrays = channel.team, regions.views(own)
     if team.several_hosts:
         sums = arrays if shared is None else regions.views(shared)
         inside = BucketInside(channel, sums, shared is not None)

@@ -65,7 +65,7 @@ class InHost:
         self._regions = regions
         self._to = SHARED if shared else ALL
         self._place = team.local.index(team.index)
-        self._members = len(team.local)
+        self.members = len(team.local)  #: how many share the arena
         self._plans: dict[tuple[str, Any], Plan] = {}
         self._allreduces: dict[str, Plan] = {}
         self._broken: str | None = None
@@ -119,7 +119,7 @@ class InHost:
         return plan
 
     def _allreduce(self, plan: Plan, op: str) -> None:
-        if self._to == ALL and small(self.used, self._members):
+        if self._to == ALL and small(self.used, self.members):
             in_slot = self.used <= GANG_INLINE
             plan.post(0, self.used, 0, in_slot=in_slot)
             plan.sync()
@@ -141,7 +141,7 @@ class InHost:
 
     def _reduce(self, plan: Plan, op: str, to: int) -> None:
         for region in self._regions.regions:
-            low, high = stripe(region.count, region.itemsize, self._place, self._members)
+            low, high = stripe(region.count, region.itemsize, self._place, self.members)
             if high > low:
                 at = region.offset + low * region.itemsize
                 code = self._op(op, region)
@@ -150,8 +150,8 @@ class InHost:
     def _allgather(self, plan: Plan) -> None:
         plan.sync()
         for region in self._regions.regions:
-            for place in range(self._members):
-                low, high = stripe(region.count, region.itemsize, place, self._members)
+            for place in range(self.members):
+                low, high = stripe(region.count, region.itemsize, place, self.members)
                 if high > low and place != self._place:
                     size = region.itemsize
                     plan.pull(place, region.offset + low * size, (high - low) * size)
@@ -203,10 +203,10 @@ class InHost:
                 raise self._mismatch(label, waiting)
         except BaseException as error:
             if status != _MISMATCH:
-                self._leave(error)
+                self.leave(error)
             raise
 
-    def _leave(self, error: BaseException) -> None:
+    def leave(self, error: BaseException) -> None:
         """Tell the others, who might wait for this member in vain, that it will not come."""
         self._gang.leave()
         self._broken = f"an earlier operation ended early: {error}"
@@ -226,12 +226,12 @@ class InHost:
         plan.post(0, TEXT, 0, external=True)
         plan.sync()
         plan.gather(0, TEXT)
-        everyone = bytearray(TEXT * self._members)
+        everyone = bytearray(TEXT * self.members)
         while self._gang.run(plan, 1, False, _SLICE_US, text, everyone) != _DONE:
             waiting([self._team.local[i] for i in self._gang.missing()])
         texts = [
             everyone[i * TEXT : (i + 1) * TEXT].decode("utf-8", "replace").rstrip()
-            for i in range(self._members)
+            for i in range(self.members)
         ]
         return mismatch(texts, self._team.title, self._team.index)
 

@@ -225,7 +225,7 @@ def reduce_between(
         except (UsageError, RemoteError) as caught:  # the same on all hosts
             error = caught
         except BaseException as caught:
-            inside.host._leave(caught)
+            inside.host.leave(caught)
             raise
     said = _tell(inside.host, _encoded(error), label)
     if said:
@@ -242,7 +242,7 @@ def _tell(host: InHost, said: bytes, label: Label) -> bytes:
     plan.sync()
     plan.gather(0, TEXT)
     text = len(said).to_bytes(4, "little") + said
-    everyone = bytearray(TEXT * host._members)
+    everyone = bytearray(TEXT * host.members)
     host.run(plan, label, text.ljust(TEXT), everyone)
     return bytes(everyone[4 : 4 + int.from_bytes(everyone[:4], "little")])
 

@@ -73,7 +73,7 @@ class Apart(Between):
         for number, at in enumerate(range(0, nbytes, CHUNK)):
             length = min(CHUNK, nbytes - at)
             whole = Piece(region, number % _SLOTS * CHUNK, length // region.itemsize)
-            part = whole.part(self._place, self._members)
+            part = whole.part(self._place, self.members)
             before = Plan()
             before.post(at, length, 0, external=True)
             before.sync()
@@ -115,7 +115,7 @@ class Apart(Between):
             with self._under_way():
                 self._flying.append(self._lane.exchange(sends, parts))
                 self._complete(self._flying[-1], label)
-        bring = [sum(totals)] + [0] * (self._members - 1)
+        bring = [sum(totals)] + [0] * (self.members - 1)
         everything = self._host.gather(whole, bring, label)[0]
         found: list[Any] = [None] * team.size
         at = 0

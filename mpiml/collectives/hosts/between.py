@@ -178,7 +178,7 @@ class Between(InHost):
         if self._all_have_lanes:
             self.run(self._meet, label)
             return same
-        said = bytearray(len(_YES) * self._members)
+        said = bytearray(len(_YES) * self.members)
         self.run(self._tell, label, _YES if same else _NO, said)
         return said.startswith(_YES)  # of the leader, who stands first
 
@@ -219,5 +219,5 @@ class Between(InHost):
             self._flying.clear()
             if self._lane is not None:  # whose messages are out of step now
                 self._lane.broken = f"an earlier operation ended early: {error}"
-            self._leave(error)
+            self.leave(error)
             raise

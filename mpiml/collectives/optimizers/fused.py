@@ -87,12 +87,12 @@ class FusedOptimizer:
         self._name = name
         self.optimizer = optimizer
         label = Label(where, name=name)
-        if bucket._own is None:
+        if not bucket.on_host:
             raise UsageError(
                 f"{where}: bucket: expected gradients in host memory, got some on a device. Use "
                 "mpiml.collectives.ShardedOptimizer for these."
             )
-        team = self._team = bucket._open(label).team
+        team = self._team = bucket.channel(label).team
         error: UsageError | None = None
         said = ""
         try:
@@ -171,7 +171,7 @@ class FusedOptimizer:
         shards.steps = step
 
     def _do(self, plan: Plan, coefficients: Coefficients, label: Label) -> None:
-        channel = self._bucket._open(label)
+        channel = self._bucket.channel(label)
         plan.set_coefficients(coefficients)
         if self._team.several_hosts:
             channel.allreduce(label.op, label)
@@ -268,7 +268,7 @@ class FusedOptimizer:
 
 def _room(bucket: Bucket, team: Team, nbytes: int, label: Label) -> Arena:
     """Return memory for the host's parameters. Collective over the members."""
-    if bucket._team.local != team.local:  # the bucket does without shared memory
+    if bucket.team.local != team.local:  # the bucket does without shared memory
         return private_arena(team, 0, label, shared=nbytes)
     arena = make_arena(team, 0, label, shared=nbytes)
     if isinstance(arena, SharedMemoryError):

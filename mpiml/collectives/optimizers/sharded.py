@@ -77,9 +77,9 @@ class ShardedOptimizer:
         self._params = params
         self._gradients = gradients
         self._name = name
-        self._team = params._team
+        self._team = params.team
         self.optimizer = optimizer
-        if gradients._team is not self._team:
+        if gradients.team is not self._team:
             raise UsageError(
                 f"{_WHERE}: expected buckets of the same members, got {params!r} and "
                 f"{gradients!r}"
@@ -98,7 +98,7 @@ class ShardedOptimizer:
                 own.astype(np.float32) if name in LOW else own
                 for own, name in zip(self._own, names, strict=True)
             ]
-            self._shards = Shards(optimizer, layout, params._treedef, self._stripes, kept)
+            self._shards = Shards(optimizer, layout, params.structure, self._stripes, kept)
         self._last: tuple[tuple[str, float], Label] | None = None
 
     @property
@@ -143,7 +143,7 @@ class ShardedOptimizer:
         return self._last[1]
 
     def _do(self, coefficients: Coefficients, label: Label) -> None:
-        gradients, params = self._gradients._open(label), self._params._open(label)
+        gradients, params = self._gradients.channel(label), self._params.channel(label)
         gradients.reduce_scatter(label.op, label)
         shards, who = self._shards, self.optimizer.name
         with self._device():
@@ -205,7 +205,7 @@ class ShardedOptimizer:
             with self._device():
                 self._shards.load(self._team, state, label)
                 self._round()
-            self._params._open(label).allgather(label)
+            self._params.channel(label).allgather(label)
 
         self._team.run(work, label)
 

@@ -105,7 +105,7 @@ def test_state_is_divided_among_the_members_of_a_host(mode):
         with Bucket(comm, like=np.zeros(64 * 60)) as bucket:
             with FusedOptimizer(bucket, np.zeros(64 * 60), optim.Adam()) as model:
                 whole = 2 * 8 * 64 * 60
-                members = len(bucket._team.local)
+                members = len(bucket.team.local)
                 assert model.statistics()["state"] <= whole / members + 2 * 64
 
     everywhere(mode, body)
