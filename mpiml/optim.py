@@ -82,6 +82,11 @@ class Optimizer:
         """Return the numbers of a step, counted from 1."""
         raise NotImplementedError
 
+    def described(self, step: int) -> str:
+        """Return name and hyperparameters of a step, on which `coefficients` depend, and no more."""
+        values = [f"{name}={getattr(self, name)!r}" for name in self._hyper[1:]]
+        return f"{self.name}({', '.join([f'lr={self.rate(step)!r}', *values])})"
+
     def init(self, like: Any) -> tuple[Any, ...]:
         """Return new state for a parameter, in its library, shape and dtype.
 

@@ -118,6 +118,7 @@ FLOORS = {
             "mpiml.collectives.explaining",
             "mpiml.collectives.bucket",
         ],
+        ["mpiml.collectives.optimizers.stepping"],
         ["mpiml.collectives.optimizers.fused", "mpiml.collectives.optimizers.sharded"],
         [
             "mpiml.collectives.device",

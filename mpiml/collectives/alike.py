@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import suppress
+from hashlib import blake2b
 from typing import Any, TypeVar
 
 from mpiml.collectives.labels import Label
@@ -12,6 +13,7 @@ from mpiml.errors import MpimlError, ServiceGoneError, UsageError
 __all__ = ["agree_on", "guarded", "refuse"]
 
 _BAD = "!"
+_MOST = 64 << 20  # bytes of all texts together
 _T = TypeVar("_T")
 _Meeting = Callable[[Label], Any]
 
@@ -20,7 +22,7 @@ def agree_on(
     team: Team,
     title: str,
     text: str,
-    caught: UsageError | None,
+    caught: Exception | None,
     what: str,
     cure: str,
     label: Any = None,
@@ -37,7 +39,7 @@ def agree_on(
         Opens the message.
     text : str
         What is compared, a line for each thing.
-    caught : UsageError, optional
+    caught : Exception, optional
         Why this member cannot go on.
     what, cure : str
         What was expected to be the same, and what to do.
@@ -47,10 +49,17 @@ def agree_on(
     Raises
     ------
     UsageError
-        `caught`, or that of another member; or the first line in which they differ.
+        `caught`, or what another member says of its own; or the first line in which they
+        differ.
     """
-    own = f" {text}" if caught is None else f"{_BAD}{caught}"
-    texts = [said.decode() for said in team.exchange(own.encode(), label or title)]
+    own = (f" {text}" if caught is None else f"{_BAD}{caught}").encode()
+    digest = own[:1] + blake2b(own, digest_size=16).digest()
+    said_all = team.exchange(digest, label or title)
+    if caught is None and len(set(said_all)) == 1:
+        return
+    # The texts of many members together are what messages cannot carry; errors are short.
+    shortened = own[: _MOST // team.size]
+    texts = [said.decode(errors="replace") for said in team.exchange(shortened, label or title)]
     if caught is not None:
         raise caught
     for name, said in zip(team.names, texts, strict=True):

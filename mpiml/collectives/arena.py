@@ -7,7 +7,6 @@ SIGBUS later. Each process has the pages of its own members made, on its own NUM
 """
 
 import contextlib
-import copy
 import mmap
 import os
 import secrets
@@ -82,11 +81,16 @@ def make_arena(
 
 
 def by_process(team: Team) -> Team:
-    """Return the team as if each process were a host of its own. Local."""
-    other = copy.copy(team)
-    other.hosts = team.ranks
-    other.local = team.housemates
-    return other
+    """Return the team as if each process were a host of its own. Local.
+
+    To agree and to wait by; operations are run by the team itself, in their order.
+    """
+    view = Team(
+        team.index, team.ranks, team.ranks, team.comm, team.room, team.names, team.title,
+        team.hooks, team.spin_us, team.yield_us,
+    )  # fmt: skip
+    team.closes(view.close)
+    return view
 
 
 def private_arena(

@@ -18,9 +18,10 @@ from mpiml.collectives.arena import Arena, make_arena, private_arena
 from mpiml.collectives.bucket import Bucket
 from mpiml.collectives.in_host import ALL, OWN, SHARED
 from mpiml.collectives.labels import Label
-from mpiml.collectives.ops import op_code, op_name
+from mpiml.collectives.ops import op_code
 from mpiml.collectives.optimizers.mirror import mirror_of
 from mpiml.collectives.optimizers.shards import SAME, Shards, host_array
+from mpiml.collectives.optimizers.stepping import Stepper
 from mpiml.collectives.regions import specs_of, stripe
 from mpiml.collectives.team import Team
 from mpiml.collectives.trees import flatten, unflatten
@@ -32,7 +33,7 @@ __all__ = ["FusedOptimizer"]
 _CHUNK = 8 << 20  # bytes sent at a time to other hosts, at the start
 
 
-class FusedOptimizer:
+class FusedOptimizer(Stepper):
     """Parameters that a host holds once, updated from a bucket of gradients in one pass.
 
     Collective over the bucket's members: construction, `step`, `state_dict`,
@@ -79,30 +80,29 @@ class FusedOptimizer:
             model.step("mean")
     """
 
+    where = "FusedOptimizer"
+
     def __init__(
         self, bucket: Bucket, params: Any, optimizer: Optimizer, *, name: str | None = None
     ) -> None:
-        where = "FusedOptimizer"
-        self._bucket = bucket
-        self._name = name
-        self.optimizer = optimizer
-        label = Label(where, name=name)
-        if not bucket.on_host:
-            raise UsageError(
-                f"{where}: bucket: expected gradients in host memory, got some on a device. Use "
-                "mpiml.collectives.ShardedOptimizer for these."
-            )
-        team = self._team = bucket.channel(label).team
-        error: UsageError | None = None
+        super().__init__(bucket, optimizer, name)
+        label = Label(self.where, name=name)
+        error: Exception | None = None
         said = ""
         try:
-            leaves, treedef, paths = flatten(params, f"{where}: params")
+            if not bucket.on_host:
+                raise UsageError(
+                    f"{self.where}: bucket: expected gradients in host memory, got some on a "
+                    "device. Use mpiml.collectives.ShardedOptimizer for these."
+                )
+            team = self._near = bucket.channel(label).team
+            leaves, treedef, paths = flatten(params, f"{self.where}: params")
             specs = specs_of(leaves, paths)
-            layout = mirror_of(bucket.regions, specs, where)
+            layout = mirror_of(bucket.regions, specs, self.where)
             said = "\n".join([repr(optimizer.state_dict()), *(leaf.text() for leaf in specs)])
-        except UsageError as caught:
+        except Exception as caught:  # the others must hear of it
             error = caught
-        agree_on(team, label.head, said, error, *SAME, label)
+        agree_on(self._team, label.head, said, error, *SAME, label)
         self._arena = _room(bucket, team, layout.nbytes, label)
         self._memory = memory = self._arena.shared(layout.nbytes)
         if team.index == 0:
@@ -117,11 +117,10 @@ class FusedOptimizer:
         parts = [f[s] for f, s in zip(layout.flat(memory), self._stripes, strict=True)]
         self._shards = Shards(optimizer, layout, treedef, self._stripes, parts)
         self._plans: dict[str, Plan] = {}
-        self._last: tuple[tuple[str, float], Label] | None = None
 
     def _spread(self, label: Label) -> None:
         """Bring member 0's values to all hosts. Collective over the members."""
-        team, memory = self._team, self._memory
+        team, memory = self._near, self._memory
         first = team.index == team.local[0]
         length = len(memory) if team.several_hosts else 0
         for at in range(0, length, _CHUNK):
@@ -136,118 +135,54 @@ class FusedOptimizer:
         """The parameters of the host, read-only."""
         return self._tree
 
-    @property
-    def steps(self) -> int:
-        """How many steps have been done."""
-        return self._shards.steps
-
     def __getitem__(self, key: Any) -> Any:
         return self._tree[key]
 
-    def step(self, op: str = "mean") -> None:
-        """Combine the gradients of all members, and do one step of the optimizer with them.
-
-        Collective over the members.
-
-        Parameters
-        ----------
-        op : {"mean", "sum"}
-            How gradients are combined; float16 and bfloat16 in float32, and rounded once, as
-            in `Bucket.allreduce`.
-
-        Raises
-        ------
-        UsageError
-            Members differ in what they do, in the learning rate too.
-        ServiceGoneError
-            The bucket is closed, here or by another member.
-        """
-        shards = self._shards
-        step = shards.steps + 1
-        coefficients = self.optimizer.coefficients(step)
-        plan = self._plan(op)
-        label = self._labelled(op, self.optimizer.rate(step))
-        self._team.run(lambda: self._do(plan, coefficients, label), label)
-        shards.steps = step
-
-    def _do(self, plan: Plan, coefficients: Coefficients, label: Label) -> None:
-        channel = self._bucket.channel(label)
+    def _do(self, label: Label, coefficients: Coefficients) -> None:
+        channel, plan = self._gradients.channel(label), self._plan(label.op)
         plan.set_coefficients(coefficients)
-        if self._team.several_hosts:
+        if self._near.several_hosts:
             channel.allreduce(label.op, label)
         channel.run(plan, label)
-
-    def _labelled(self, op: str, rate: float) -> Label:
-        """Return what members compare of a step; made again when the learning rate changes."""
-        if self._last is None or self._last[0] != (op, rate):
-            leaves, more = self._bucket.regions.digest_text(), f"lr={rate!r}"
-            label = Label("FusedOptimizer.step", op, self._name, None, leaves, more)
-            self._last = (op, rate), label
-        return self._last[1]
 
     def _plan(self, op: str) -> Plan:
         """Return the steps of one member; the sum of a stripe stays in the first cache."""
         plan = self._plans.get(op)
-        if plan is not None:
-            return plan
-        known = op_name(op, "FusedOptimizer.step")
-        if known not in ("sum", "mean"):
-            raise UsageError(f"FusedOptimizer.step: op: expected 'mean' or 'sum', got {op!r}")
-        plan = self._plans[op] = Plan()
+        if plan is None:
+            plan = self._written(op)
+            self._plans[op] = plan  # whole, or not at all
+        return plan
+
+    def _written(self, op: str) -> Plan:
+        plan = Plan()
         where = ALL
-        if self._team.several_hosts:  # combined before, since messages are needed
-            known = "sum"
-            where = OWN if self._bucket.result is self._bucket.tree else SHARED
+        if self._near.several_hosts:  # combined before, since messages are needed
+            op = "sum"
+            where = OWN if self._gradients.result is self._gradients.tree else SHARED
         plan.sync()
-        for i, region in enumerate(self._bucket.regions.regions):
+        for i, region in enumerate(self._gradients.regions.regions):
             part, param = self._stripes[i], self._shards.params[i]
             if part.stop > part.start:
-                code = op_code(known, region.dtype_name, "FusedOptimizer.step")
+                code = op_code(op, region.dtype_name, "FusedOptimizer.step")
                 at = region.offset + part.start * region.itemsize
                 plan.update(
-                    region.code, code, self._team.size, at, part.stop - part.start, where,
+                    region.code, code, self._near.size, at, part.stop - part.start, where,
                     self.optimizer.rule, param.dtype == np.float64, param, self._shards.states[i],
                 )  # fmt: skip
         plan.sync()
         return plan
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return everything a checkpoint needs, whole and the same on all members.
-
-        Collective over the members.
-
-        Returns
-        -------
-        dict
-            ``"optimizer"`` the hyperparameters, ``"step"`` how many were done, ``"params"``
-            the parameters, ``"state"`` for each name of ``optimizer.states`` a tree like the
-            parameters. Any number of members can load it.
-        """
-        label = Label("FusedOptimizer.state_dict", name=self._name)
-        found: list[dict[str, Any]] = []
-        self._team.run(lambda: found.append(self._shards.gather(self._team, label)), label)
-        return found[0]
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` returned, here or with another number of members.
-
-        Collective over the members; each passes the same.
-
-        Raises
-        ------
-        UsageError
-            It is of other parameters or of another optimizer. On all members, and nothing is
-            changed.
-        """
-        label = Label("FusedOptimizer.load_state_dict", name=self._name)
-        self._team.run(lambda: self._load(state, label), label)
 
     def _load(self, state: Mapping[str, Any], label: Label) -> None:
         self._shards.load(self._team, state, label)
         self._team.exchange(b"", label)  # all have written their part of the parameters
 
     def close(self) -> None:
-        """Let go of the shared memory; views stay readable. Local. The bucket stays open."""
+        """Let go of the state and the shared memory; views stay readable. Local.
+
+        Call it on every member. The bucket stays open. A step that it comes to later is an
+        error on all members.
+        """
+        super().close()
         self._plans.clear()
         self._arena.gang.leave()
 
@@ -258,12 +193,6 @@ class FusedOptimizer:
             "state": self._shards.nbytes,
             "steps": self.steps,
         }
-
-    def __enter__(self) -> "FusedOptimizer":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
 
 def _room(bucket: Bucket, team: Team, nbytes: int, label: Label) -> Arena:

@@ -25,7 +25,7 @@ __all__ = ["SAME", "Shards", "host_array"]
 #: what members must give alike, and what to do where they do not
 SAME = ("optimizer and parameters", "Build both the same way on every member.")
 
-_CHUNK = 8 << 20  # bytes that each member sends at a time
+_CHUNK = 64 << 20  # bytes that all members together send at a time
 _PLACE = 8  # bytes of the number of the first element sent
 
 
@@ -69,6 +69,10 @@ class Shards:
         """Bytes of the state that this member keeps."""
         return sum(array.nbytes for state in self.states for array in state)
 
+    def forget(self) -> None:
+        """Let go of the state."""
+        self.states = tuple(() for _ in self.params)
+
     def gather(self, team: Team, label: Label) -> dict[str, Any]:
         """Return hyperparameters, number of steps, parameters and state, whole.
 
@@ -106,6 +110,11 @@ class Shards:
             optimizer, params, states = self._checked(state, label.head)
         except UsageError as caught:
             error = caught
+        except Exception as caught:  # of an object that is nothing like a state
+            error = UsageError(
+                f"{label.head}: expected what state_dict() returned, got {type(state).__name__}: "
+                f"{type(caught).__name__}: {caught}"
+            )
         team.agree(error, label)
         self.optimizer.load_state_dict(optimizer)
         self.steps = int(state["step"])
@@ -171,7 +180,7 @@ def _gather(
 ) -> None:
     """Fill a region with the stripes of all members; hosts that hold the same send it twice."""
     size = whole.itemsize
-    step = _CHUNK // size
+    step = max(_CHUNK // team.size // size, 1)
     for at in range(0, max(len(whole), 1), step):
         part = own[at : at + step]
         record = (low + at).to_bytes(_PLACE, "little") + part.tobytes() if len(part) else b""
