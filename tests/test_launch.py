@@ -220,12 +220,12 @@ def test_a_program_can_be_launched_again():
 
 
 def test_nothing_is_left_running(tmp_path):
+    before = set(threading.enumerate())
     mpiml.launch(hello(workers=3))
-    left = [t.name for t in threading.enumerate() if t.name.startswith("mpiml")]
-    for thread in threading.enumerate():
-        if thread.name.startswith("mpiml"):
-            thread.join(5)
-            assert not thread.is_alive(), left
+    left = [t for t in set(threading.enumerate()) - before if t.name.startswith("mpiml")]
+    for thread in left:
+        thread.join(5)
+        assert not thread.is_alive(), left
 
 
 # -- attach ------------------------------------------------------------------------------------

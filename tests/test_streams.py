@@ -177,7 +177,7 @@ def test_a_stream_left_before_its_first_turn_never_starts(mode):
 
     class Quick(Source):
         def hold(self, tag=None):
-            self.event.wait(0.2)
+            self.event.wait(1.5)  # long enough for what body does, on a loaded machine too
 
     def check(src):
         body(src)
