@@ -11,18 +11,19 @@ except ImportError as error:
     raise MissingLibraryError("mpiml.jax", "JAX", "jax", error) from None
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
 from jax.experimental import io_callback
 
-from mpiml.collectives.alike import agree_on
+from mpiml.collectives.alike import agree_on, guarded, refuse
 from mpiml.collectives.bucket import Bucket
 from mpiml.collectives.gradients import assign, check_options
 from mpiml.collectives.labels import Label
 from mpiml.collectives.members import team_of
 from mpiml.collectives.ops import COMPLEX, FLOATS, dtype_name
+from mpiml.collectives.requests import Request, wait_for_all
 from mpiml.errors import UsageError
 
 __all__ = ["GradientSync"]
@@ -59,7 +60,7 @@ class GradientSync:
     comm : mpi4py.MPI.Intracomm, optional
         Whose ranks are the members; None: the replicas of the role of this node, which may be
         threads of one process.
-    op : {"mean", "sum"}
+    op : {"mean", "sum"} or mpi4py.MPI.SUM
         "mean" makes of the members' mean losses that of the whole batch, where their parts
         are equal in size.
     bucket_bytes : int
@@ -88,7 +89,7 @@ class GradientSync:
         like: Any,
         comm: Any = None,
         *,
-        op: str = "mean",
+        op: Any = "mean",
         bucket_bytes: int = 25 << 20,
         compress: Any = None,
         fallback: bool = False,
@@ -96,14 +97,14 @@ class GradientSync:
     ) -> None:
         self._title = _WHERE if name is None else f"{_WHERE} {name!r}"
         self._team = team_of(comm, _WHERE)
-        self._op = op
+        self._op = ""
         self._compress = compress
         caught, text = None, ""
         try:
-            check_options(_WHERE, op, bucket_bytes=bucket_bytes)
+            self._op = check_options(_WHERE, op, bucket_bytes=bucket_bytes)
             self._names, leaves, self._treedef = _leaves(like, self._title)
             self._shapes = [_Spec(leaf.shape, leaf.dtype) for leaf in leaves]
-            text = f"{op!r} {bucket_bytes!r} {compress!r}\n{self._text()}"
+            text = f"{self._op!r} {bucket_bytes!r} {compress!r}\n{self._text()}"
         except UsageError as error:  # the others must hear of it
             caught = error
         cure = "Make the tree the same way on every member."
@@ -149,17 +150,12 @@ class GradientSync:
         Raises
         ------
         UsageError
-            It is another tree; inside of a jitted function where members share a process.
+            It is another tree; inside of a jitted function where members share a process. On
+            all members.
         """
-        leaves = self._check(gradients)
+        leaves = self._guarded(lambda: self._check(gradients))
         if not any(map(_traced, leaves)):
             return self._treedef.unflatten(_placed(self._reduce(leaves), leaves))
-        if self._team.in_one_process:
-            raise UsageError(
-                f"{self._title}: expected each member in a process of its own, got a call inside "
-                f"of a jitted function where {len(self._team.housemates)} members are threads of "
-                "one. Call it between jitted functions, or start one rank for each replica."
-            )
         found = io_callback(self._called_back, self._shapes, *leaves, ordered=True)
         return self._treedef.unflatten(found)
 
@@ -174,15 +170,27 @@ class GradientSync:
             Structure, shapes and dtypes of `like`.
         root : int
             Whose values are taken.
+
+        Raises
+        ------
+        UsageError
+            It is another tree, or there is no such member. On all members.
         """
-        leaves = self._check(tree)
+
+        def check() -> list[Any]:
+            if not (isinstance(root, int) and 0 <= root < self.size):
+                raise UsageError(
+                    f"{self._title}: root: expected 0..{self.size - 1}, got {root!r}"
+                )
+            return self._check(tree)
+
+        leaves = self._guarded(check)
         requests = []
         for bucket, numbers in zip(self._buckets, self._plan, strict=True):
             if root == self.index:
                 self._fill(bucket, numbers, leaves)
             requests.append(bucket.ibroadcast(root))
-        for request in requests:
-            request.wait()
+        wait_for_all(requests)
         return self._treedef.unflatten(_placed(self._taken(), leaves))
 
     def close(self) -> None:
@@ -215,6 +223,10 @@ class GradientSync:
 
     # -- inside --------------------------------------------------------------------------------
 
+    def _guarded(self, check: Callable[[], list[Any]]) -> list[Any]:
+        """Look at this member's arguments; where they are wrong, the others hear of it."""
+        return guarded(self._team, self._title, check, *[b.channel for b in self._buckets])
+
     def _called_back(self, *leaves: Any) -> "list[np.ndarray[Any, Any]]":
         return self._reduce(leaves)
 
@@ -222,12 +234,16 @@ class GradientSync:
         """Reduce arrays; return new ones. A call is one round of the members."""
         self._team.begin_round(Label(self._title, self._op))
         try:
-            requests = []
+            requests: list[Request] = []
             for bucket, numbers in zip(self._buckets, self._plan, strict=True):
-                self._fill(bucket, numbers, leaves)
+                try:
+                    self._fill(bucket, numbers, leaves)
+                except Exception as error:  # of the computation that they come from
+                    rest = self._buckets[len(requests) :]
+                    refuse(self._team, self._title, error, *[b.channel for b in rest])
+                    raise
                 requests.append(bucket.iallreduce(self._op, self._compress))
-            for request in requests:
-                request.wait()
+            wait_for_all(requests)
         finally:
             self._team.end_round()
         self._calls += 1
@@ -247,6 +263,12 @@ class GradientSync:
     def _check(self, tree: Any) -> list[Any]:
         """Return the leaves of a tree that is like the one it was made for."""
         names, leaves, treedef = _leaves(tree, self._title)
+        if self._team.in_one_process and any(map(_traced, leaves)):
+            raise UsageError(
+                f"{self._title}: expected each member in a process of its own, got a call inside "
+                f"of a jitted function where {len(self._team.housemates)} members are threads of "
+                "one. Call it between jitted functions, or start one rank for each replica."
+            )
         if treedef == self._treedef and all(
             leaf.shape == shape.shape and leaf.dtype == shape.dtype
             for leaf, shape in zip(leaves, self._shapes, strict=True)

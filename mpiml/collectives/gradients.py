@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from mpiml.collectives.ops import op_name
 from mpiml.errors import UsageError
 
 __all__ = ["assign", "check_options"]
@@ -40,8 +41,8 @@ def assign(sizes: Sequence[int], limit: int, first: int) -> list[list[int]]:
     return buckets
 
 
-def check_options(where: str, op: Any, **sizes: Any) -> None:
-    """Refuse arguments that mean nothing.
+def check_options(where: str, op: Any, **sizes: Any) -> str:
+    """Return the name of an operation; refuse arguments that mean nothing.
 
     Local: no MPI.
 
@@ -50,8 +51,10 @@ def check_options(where: str, op: Any, **sizes: Any) -> None:
     UsageError
         Which one, and what it may be.
     """
-    if op not in ("mean", "sum"):
+    known = op_name(op, where)
+    if known not in ("mean", "sum"):
         raise UsageError(f"{where}: op: expected 'mean' or 'sum', got {op!r}")
     for name, value in sizes.items():
         if not isinstance(value, int) or value < 1:
             raise UsageError(f"{where}: {name}: expected a number of bytes, got {value!r}")
+    return known

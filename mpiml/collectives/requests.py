@@ -6,13 +6,13 @@ and reductions hold no interpreter lock.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from queue import SimpleQueue
 from typing import Any
 
 from mpiml.errors import DeadlineError
 
-__all__ = ["Request", "Worker"]
+__all__ = ["Request", "Worker", "wait_for_all"]
 
 
 class Request:
@@ -76,6 +76,18 @@ class Request:
 
     def __repr__(self) -> str:
         return f"<request of {self._label}, {'done' if self._done.is_set() else 'under way'}>"
+
+
+def wait_for_all(requests: Iterable[Request]) -> None:
+    """Wait for all of them, and then raise the first error there was. Local."""
+    first: Exception | None = None
+    for request in requests:
+        try:
+            request.wait()
+        except Exception as error:
+            first = first or error
+    if first is not None:
+        raise first
 
 
 class Worker:

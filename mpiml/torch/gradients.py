@@ -52,7 +52,7 @@ class GradientSync:
     comm : mpi4py.MPI.Intracomm, optional
         Whose ranks are the members; None: the replicas of the role of this node, which may be
         threads of one process, each with a model of its own.
-    op : {"mean", "sum"}
+    op : {"mean", "sum"} or mpi4py.MPI.SUM
         "mean" makes of the members' mean losses that of the whole batch, where their parts
         are equal in size.
     bucket_bytes : int
@@ -92,7 +92,7 @@ class GradientSync:
         model: torch.nn.Module,
         comm: Any = None,
         *,
-        op: str = "mean",
+        op: Any = "mean",
         bucket_bytes: int = 25 << 20,
         first_bucket_bytes: int = 1 << 20,
         compress: Any = None,
@@ -109,7 +109,7 @@ class GradientSync:
         self._fallback = fallback
         self._closed = False
         self._team = team_of(comm, WHERE)
-        self._agree({
+        op = self._agree({
             "op": op, "bucket_bytes": bucket_bytes, "first_bucket_bytes": first_bucket_bytes,
             "compress": repr(compress), "broadcast": broadcast,
             "broadcast_buffers": broadcast_buffers, "find_unused": find_unused,
@@ -129,6 +129,7 @@ class GradientSync:
         if self._stored and broadcast_buffers:
             self._courier = self._courier_of(self._buffers(), "buffers")
             self._reduction.send_buffers = self._send_buffers
+            self._reduction.buffers = self._courier.bucket
         if broadcast:
             self.broadcast()
         self._hooks: list[Any] = [model.register_forward_pre_hook(self._on_forward)]
@@ -247,18 +248,19 @@ class GradientSync:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _agree(self, options: Mapping[str, Any]) -> None:
-        """Raise on every member where one cannot go on, or they differ."""
-        caught, text = None, ""
+    def _agree(self, options: Mapping[str, Any]) -> str:
+        """Return the name of the operation; raise on all where one cannot go on, or they differ."""
+        caught, text, op = None, "", ""
         try:
             sizes = {key: value for key, value in options.items() if key.endswith("_bytes")}
-            check_options(WHERE, options["op"], **sizes)
+            op = check_options(WHERE, options["op"], **sizes)
             check_model(self._model, self._title)
-            text = describe(self._model, options)
+            text = describe(self._model, {**options, "op": op})
         except UsageError as error:  # the others must hear of it
             caught = error
         cure = "Make the model the same way on every member."
         agree_on(self._team, self._title, text, caught, "model and arguments", cure)
+        return op
 
     def _make_buckets(self, first_bucket_bytes: int) -> tuple[list[Parcel], Bucket]:
         """Return the buckets of gradients, and the one for who has data and what was used."""

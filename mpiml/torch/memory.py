@@ -87,29 +87,29 @@ class Courier:
             self._pieces[-1].append((number, end))
             end += size
             largest = max(largest, end)
-        self._bucket = Bucket(
+        self.bucket = Bucket(
             comm, np.empty(max(largest, _ALIGN), np.uint8), name=name, fallback=fallback
         )
-        self._memory = torch.from_numpy(self._bucket.tree)
+        self._memory = torch.from_numpy(self.bucket.tree)
 
     def send(self, tensors: Sequence[torch.Tensor], root: int) -> None:
         """Give every member the values of member `root`, in place.
 
         The tensors keep their version counters: it is no change that autograd has to hear of.
         """
-        mine = self._bucket.index == root
+        mine = self.bucket.index == root
         for piece in self._pieces:
             if mine:
                 for number, offset in piece:
                     self._place(tensors[number], offset).copy_(tensors[number].data)
-            self._bucket.ibroadcast(root).wait()
+            self.bucket.ibroadcast(root).wait()
             if not mine:
                 for number, offset in piece:
                     tensors[number].data.copy_(self._place(tensors[number], offset))
 
     def close(self) -> None:
         """Let go of the shared memory. Local."""
-        self._bucket.close()
+        self.bucket.close()
 
     def _place(self, tensor: torch.Tensor, offset: int) -> torch.Tensor:
         nbytes = math.prod(tensor.shape) * tensor.element_size()

@@ -6,16 +6,23 @@ from typing import Any, Protocol
 
 import torch
 
+from mpiml.collectives.alike import refuse
 from mpiml.collectives.bucket import Bucket
 from mpiml.collectives.labels import Label
-from mpiml.collectives.requests import Request
+from mpiml.collectives.requests import wait_for_all
 from mpiml.collectives.team import Team
 from mpiml.errors import UsageError
 from mpiml.torch.parcels import Parcel, Slot
 
 __all__ = ["Reduction"]
 
+# What torch has no public name for. Tried with torch 2.13, which uses all three itself, in Python:
+# the first in DistributedDataParallel and FSDP, the others in torch/autograd/graph.py. The package
+# asks for torch>=2.4. In a version without them `import mpiml.torch` ends by an AttributeError that
+# says which is missing; nothing is reduced by half.
 _queue_callback = torch.autograd.Variable._execution_engine.queue_callback
+_current_task = torch._C._current_graph_task_id  # of the backward of this thread, -1: none
+_current_node = torch._C._current_autograd_node  # what a backward is computing, None: nothing
 
 
 class _Joined(Protocol):
@@ -75,6 +82,7 @@ class Reduction:
         self.off = 0  # blocks of no_sync that are open
         self.join: _Joined | None = None
         self.send_buffers: Callable[[int], None] | None = None
+        self.buffers: Bucket | None = None  # by which it sends them
         self.counts = {"backwards": 0, "reduced_early": 0, "wait_seconds": 0.0}
         self._compress = compress
         self._find_unused = find_unused
@@ -87,15 +95,20 @@ class Reduction:
         """Return what autograd calls when the gradient of a parameter has been written."""
 
         def on_gradient(_: torch.Tensor) -> None:
-            with torch.no_grad():
-                slot.attach(self.title)
-            if not self.off:
-                self._on_ready(slot)
+            try:
+                with torch.no_grad():
+                    slot.attach(self.title)
+                if not self.off:
+                    self._on_ready(slot)
+            except Exception as error:
+                if not self.off:
+                    self._give_up(error)
+                raise
 
         return on_gradient
 
     def _on_ready(self, slot: Slot) -> None:
-        task = torch._C._current_graph_task_id()
+        task = _current_task()
         if task not in self._tasks:
             self._tasks.add(task)
             _queue_callback(self._on_end)
@@ -117,7 +130,7 @@ class Reduction:
 
     def on_forward(self) -> None:
         """Refuse to go on after a backward that did not come to its end."""
-        if torch._C._current_graph_task_id() != -1:
+        if _current_task() != -1:
             return  # a checkpoint computes it again
         self._inside = False
         if self.active:
@@ -146,7 +159,7 @@ class Reduction:
 
     def _on_end(self) -> None:
         """Finish, when backward has come to its end. Called by autograd."""
-        inner = torch._C._current_autograd_node() is not None
+        inner = _current_node() is not None
         if not self.active or (inner and any(parcel.left for parcel in self.parcels)):
             return  # a backward inside of one, of a reentrant checkpoint: the outer one goes on
         missing = self.finish()
@@ -179,6 +192,27 @@ class Reduction:
         self.counts["backwards"] += 1
         return missing
 
+    def _give_up(self, error: Exception) -> None:
+        """End a backward that this member cannot go on with: the others have it ended too."""
+        if not self.active:
+            self.begin()
+        try:
+            if self.join is not None:
+                self.join.listen()
+            self._refuse(error)
+        finally:
+            self.team.end_round()
+            self._again()
+
+    def _refuse(self, error: Exception) -> None:
+        """Come to what is left of a backward of the others, so that they hear of the error."""
+        left = [parcel.bucket for parcel in self.parcels[self._next :]]
+        if self._find_unused:
+            left.append(self.control)
+        if not left and self.buffers is not None:  # all gradients are reduced, and right
+            left.append(self.buffers)
+        refuse(self.team, self.title, error, *[bucket.channel for bucket in left])
+
     def _again(self) -> None:
         self.active = False
         self._tasks.clear()
@@ -187,6 +221,23 @@ class Reduction:
             parcel.again()
 
     def _reduce(self, used: Any) -> list[str]:
+        try:
+            missing = self._gathered(used)
+        except Exception as error:
+            self._refuse(error)
+            raise
+        while self._next < len(self.parcels):
+            self._launch()
+        requests = [parcel.request for parcel in self.parcels]
+        if self._find_unused:
+            requests.append(self.control.iallreduce("max", name="used"))
+        began = time.perf_counter()
+        wait_for_all([request for request in requests if request is not None])
+        self.counts["wait_seconds"] += time.perf_counter() - began
+        return missing
+
+    def _gathered(self, used: Any) -> list[str]:
+        """See that all gradients lie in the buckets; return the parameters that have none."""
         missing = []
         for slot in self.slots:
             grad = slot.param.grad
@@ -196,25 +247,4 @@ class Reduction:
                 missing.append(slot.name)
             else:
                 slot.attach(self.title)
-        while self._next < len(self.parcels):
-            self._launch()
-        requests = [parcel.request for parcel in self.parcels]
-        if self._find_unused:
-            requests.append(self.control.iallreduce("max", name="used"))
-        began = time.perf_counter()
-        _wait_for_all(requests)
-        self.counts["wait_seconds"] += time.perf_counter() - began
         return missing
-
-
-def _wait_for_all(requests: Sequence[Request | None]) -> None:
-    """Wait for all of them, and then raise the first error there was."""
-    first: Exception | None = None
-    for request in requests:
-        assert request is not None
-        try:
-            request.wait()
-        except Exception as error:
-            first = first or error
-    if first is not None:
-        raise first

@@ -273,6 +273,61 @@ def test_another_tree_than_it_was_made_for(tree, match):
     learn("threads-1", body)
 
 
+@each
+def test_a_tree_that_one_member_has_wrong_is_an_error_on_all(mode):
+    def body():
+        me = mpiml.context()
+        with GradientSync(params(), **SMALL, op="sum") as sync:
+            assert sync.statistics()["buckets"] > 1
+            bad = [{"a": jnp.ones(2)}, jax.tree.map(lambda x: x.astype("f2"), params()), 3]
+            for odd, wrong in [(0, bad[0]), (me.replicas - 1, bad[1]), (0, bad[2])]:
+                given = wrong if me.index == odd else params()
+                for call in (lambda: sync(given), lambda: sync.broadcast(given)):  # noqa: B023
+                    with pytest.raises(mpiml.UsageError, match="expected a") as caught:
+                        call()
+                    assert me.index == odd or "refused" in str(caught.value)
+            for root in (me.replicas, -1, "x"):
+                with pytest.raises(mpiml.UsageError, match=r"root: expected 0\.\."):
+                    sync.broadcast(params(), root if me.index == 0 else 0)
+            assert sync(params())["scale"] == 1.5 * me.replicas
+
+    learn(mode, body)
+
+
+@each
+def test_a_computation_that_fails_on_one_member_is_an_error_on_all(mode):
+    """JAX says so when the numbers are taken, which is after the first buckets have gone."""
+
+    def body():
+        me = mpiml.context()
+        with GradientSync(params(), **SMALL) as sync:
+            fill, count = sync._fill, []
+
+            def fails(bucket, numbers, leaves):
+                count.append(bucket)
+                if me.index == me.replicas - 1 and len(count) == 2:
+                    raise RuntimeError("of the device")
+                fill(bucket, numbers, leaves)
+
+            sync._fill = fails
+            with pytest.raises((RuntimeError, mpiml.UsageError), match="of the device"):
+                sync(params())
+            sync(params())
+
+    learn(mode, body)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_mpi4py_s_sum_is_an_operation():
+    from mpi4py import MPI
+
+    def body():
+        with GradientSync(params(), op=MPI.SUM) as sync:
+            assert sync(params())["scale"] == 1.5
+
+    learn("threads-1", body)
+
+
 def test_without_jax_it_says_what_to_install():
     code = "import sys; sys.modules['jax'] = None\nimport mpiml.jax"
     ended = subprocess.run(

@@ -1,5 +1,7 @@
 """`GradientSync`: what it refuses, and kinds of backward that are not plain."""
 
+import contextlib
+
 import pytest
 
 import mpiml
@@ -210,8 +212,115 @@ def test_a_graph_of_gradients_is_refused():
             pytest.warns(UserWarning, match="create_graph"),
         ):
             model(batch(1, 4)).sum().backward(create_graph=True)
+        model.zero_grad()
+        model(batch(1, 4)).sum().backward()  # goes on
+
+    learn("threads-1", body)
+
+
+def test_a_backward_that_the_user_s_code_ends_is_known_in_the_next_forward():
+    def body():
+        model = net()
+        GradientSync(model)
+
+        def fails(_):
+            raise ZeroDivisionError
+
+        y = model[:2](batch(1, 4))
+        y.register_hook(fails)
+        with pytest.raises(ZeroDivisionError):
+            model[2:](y).sum().backward()
         with pytest.raises(mpiml.UsageError, match="did not come to its end"):
             model(batch(1, 4))
+
+    learn("threads-1", body)
+
+
+class Odd(torch.nn.Module):
+    """Gives one of its parameters a gradient that no bucket takes, while `odd` is set."""
+
+    def __init__(self, which):
+        super().__init__()
+        self.net = net()
+        self.spare = torch.nn.Parameter(torch.ones(3))  # in no loss
+        self.register_buffer("mean", torch.zeros(3))
+        self.odd = False
+        self.which = self.spare if which is None else list(self.net.parameters())[which]
+        self.which.register_post_accumulate_grad_hook(self.spoil)
+
+    def spoil(self, param):
+        if self.odd:
+            param.grad = param.grad.to_sparse()
+
+    def forward(self, x):
+        if self.odd and self.which is self.spare:
+            self.spare.grad = torch.ones(3).to_sparse()
+        return self.net(x)
+
+
+@each
+@pytest.mark.parametrize("find_unused", [True, False])
+@pytest.mark.parametrize("which", [0, -1, None])
+@pytest.mark.parametrize("join", [True, False])
+def test_a_gradient_that_one_member_cannot_take_is_an_error_on_all(
+    mode, find_unused, which, join
+):
+    """Found at the end of backward, at its begin, and when all hooks have run."""
+
+    def body():
+        me = mpiml.context()
+        model = Odd(which)
+        sync = GradientSync(model, **SMALL, find_unused=find_unused)
+        for odd in (me.replicas - 1, 0):
+            model.odd = me.index == odd
+            model.zero_grad()
+            model.spare.grad = None if find_unused else torch.ones(3)
+            with pytest.raises(mpiml.UsageError, match="expected a dense gradient") as caught:
+                with sync.join() if join else contextlib.nullcontext():
+                    model(batch(me.index, 4)).sum().backward()
+            assert me.index == odd or "refused" in str(caught.value)
+            model.odd = False
+        model.zero_grad()
+        model.spare.grad = torch.ones(3)
+        model(batch(me.index, 4)).sum().backward()
+        found = model.net[0].weight.grad
+        total = sum(_first(member) for member in range(me.replicas)) / me.replicas
+        torch.testing.assert_close(found, total, rtol=1e-4, atol=1e-5)
+
+    learn(mode, body)
+
+
+def _first(member):
+    model = net()
+    model(batch(member, 4)).sum().backward()
+    return model[0].weight.grad
+
+
+@each
+def test_a_gradient_of_buffers_only_is_waited_for_in_vain_by_nobody(mode):
+    """All gradients are reduced when one member fails: the others hear of it with the buffers."""
+
+    def body():
+        me = mpiml.context()
+        model = Twice(True) if me.index == 0 else Twice(False)
+        model.register_buffer("mean", torch.zeros(3))
+        GradientSync(model, first_bucket_bytes=80, bucket_bytes=80, find_unused=False)
+        with pytest.raises(mpiml.UsageError, match="second gradient in one backward"):
+            model(batch(1, 4, 4)).sum().backward()
+
+    learn(mode, body)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_mpi4py_s_sum_is_an_operation():
+    from mpi4py import MPI
+
+    def body():
+        model = net()
+        GradientSync(model, op=MPI.SUM)
+        model(batch(1, 4)).sum().backward()
+        with pytest.raises(mpiml.UsageError, match="op: expected 'mean' or 'sum'"):
+            GradientSync(net(), op=MPI.MAX)
 
     learn("threads-1", body)
 

@@ -5,7 +5,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mpiml.collectives.ops import FLOATS, dtype_name, numpy_dtype
+from mpiml.collectives.ops import FLOATS, dtype_name, numpy_dtype, op_name
 from mpiml.errors import UsageError
 
 __all__ = ["check_array", "check_finite", "check_op", "check_scale", "shown", "work_dtype"]
@@ -24,18 +24,20 @@ def work_dtype(dtype: Any) -> "np.dtype[Any]":
     return np.dtype(np.float64 if known == np.float64 else np.float32)
 
 
-def check_op(op: str) -> None:
-    """Refuse operations that are no sum.
+def check_op(op: Any) -> str:
+    """Return the name of an operation; refuse those that are no sum.
 
     Raises
     ------
     UsageError
-        `op` is neither ``"sum"`` nor ``"mean"``.
+        `op` is neither ``"sum"`` nor ``"mean"`` nor ``MPI.SUM``.
     """
-    if op not in ("sum", "mean"):
+    known = op if isinstance(op, str) else op_name(op, "compress")
+    if known not in ("sum", "mean"):
         raise UsageError(
             f"op: expected 'sum' or 'mean' with compress=, got {op!r}. Reduce it without compress=."
         )
+    return known
 
 
 def check_array(array: NDArray[Any], name: str) -> None:

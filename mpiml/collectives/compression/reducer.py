@@ -90,7 +90,7 @@ class Reducer(ABC):
         sources: Sequence[NDArray[Any]],
         results: Sequence[NDArray[Any]],
         names: Sequence[str],
-        op: str = "sum",
+        op: Any = "sum",
         members: int | None = None,
         where: str = "allreduce",
     ) -> None:
@@ -109,8 +109,8 @@ class Reducer(ABC):
             Where the sums go: arrays like `sources`, perhaps these themselves.
         names : sequence of str
             Under which each array is remembered; no two alike.
-        op : str
-            ``"sum"`` or ``"mean"``.
+        op : str or mpi4py.MPI.Op
+            ``"sum"``, ``"mean"`` or ``MPI.SUM``.
         members : int, optional
             What the mean divides by, where each of `exchange` stands for several.
         where : str
@@ -128,7 +128,8 @@ class Reducer(ABC):
         head = f"op={op!r}, compress={self!r}"
         job, error = None, None
         try:
-            check_op(op)
+            op = check_op(op)
+            head = f"op={op!r}, compress={self!r}"
             job = self._prepare(self._works(exchange, sources, names), exchange)
         except Exception as caught:  # carried to the others, and raised by `agree`
             error = caught
