@@ -91,10 +91,12 @@ FLOORS = {
         ["mpiml.collectives.compression"],
         [
             "mpiml.collectives.calls",
+            "mpiml.collectives.ledger",
             "mpiml.collectives.messages",
             "mpiml.collectives.requests",
             "mpiml.collectives.room",
         ],
+        ["mpiml.collectives.desk"],
         ["mpiml.collectives.team"],
         [
             "mpiml.collectives.alike",

@@ -117,7 +117,8 @@ class Bucket:
             text = f"{label.head}\n{said}"
             agree_on(team, where, text, caught, "arguments and arrays", _SAME, label)
             self.regions = regions
-            self._calls = Calls(regions, team.size, name)
+            self.number = team.number()  # internal
+            self._calls = Calls(regions, team.size, name, self.number)
             if device is None:
                 self._own, self._shared, self._channel = open_channel(
                     team, regions, result == "shared", fallback, check, label

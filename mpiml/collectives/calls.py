@@ -25,9 +25,12 @@ class Calls:
         How many members there are.
     name : str, optional
         What the user calls the bucket.
+    number : int
+        The bucket's, in its team.
     """
 
-    def __init__(self, regions: Regions, size: int, name: str | None) -> None:
+    def __init__(self, regions: Regions, size: int, name: str | None, number: int) -> None:
+        self._number = number
         self._regions = regions
         self._text = regions.digest_text()
         self._size = size
@@ -64,7 +67,7 @@ class Calls:
                     op_code(known, region.dtype_name, where)
             title = where if self._name is None else f"{where} of {self._name!r}"
             more = "compressed" if compressed else "" if root is None else f"root={root}"
-            label = Label(title, known, name, None, self._text, more)
+            label = Label(title, known, name, None, self._text, more, self._number)
             self._keep(key, label)
         return label
 

@@ -194,6 +194,7 @@ class InHost:
                     plan, label.hash, self._check, self._slice_us, source, out
                 )
             if status == _LEFT:
+                waiting.settle()
                 gone = [self._team.names[self._team.local[i]] for i in self._gang.gone()]
                 raise ServiceGoneError(
                     f"{label}: {', '.join(gone)} closed it, or left it halfway, and will never "

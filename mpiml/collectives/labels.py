@@ -6,19 +6,21 @@ but not compared: two branches may call one operation.
 """
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from hashlib import blake2b
 from types import FrameType
-from typing import Final
+from typing import Any, Final
 
 from mpiml.collectives.regions import first_difference, members
 from mpiml.errors import UsageError
 from mpiml.fingerprint import own_path
 
-__all__ = ["Label", "call_site", "mismatch"]
+__all__ = ["Label", "call_site", "kind_of", "mismatch"]
 
 _HERE: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_IN: Final = " in bucket "
 _kinds: dict[str, int] = {}  # file -> 0 mpiml's, 1 a library's, 2 the user's
 
 _Site = tuple[str, int]
@@ -44,9 +46,11 @@ class Label:
         `mpiml.collectives.regions.Regions.digest_text` of what is reduced.
     more : str
         Other arguments that must be equal: ``"root=0"``.
+    of : int
+        The number of the bucket that it is an operation of; 0: of none.
     """
 
-    __slots__ = ("_hash", "head", "leaves", "op", "site")
+    __slots__ = ("_hash", "head", "leaves", "of", "op", "site")
 
     def __init__(
         self,
@@ -56,6 +60,7 @@ class Label:
         site: _Site | None = None,
         leaves: str = "",
         more: str = "",
+        of: int = 0,
     ) -> None:
         arguments = [
             *([f"op={op!r}"] if op else []),
@@ -66,19 +71,21 @@ class Label:
         self.leaves = leaves
         self.op = op
         self.site = site
+        self.of = of
         self._hash = 0
 
     @property
     def hash(self) -> int:
         """64 bits, never 0; equal where all but `site` is."""
         if not self._hash:
-            text = f"{self.head}\n{self.leaves}".encode("utf-8", "backslashreplace")
+            text = f"{self.head}\n{self.of}\n{self.leaves}".encode("utf-8", "backslashreplace")
             self._hash = int.from_bytes(blake2b(text, digest_size=8).digest(), "little") or 1
         return self._hash
 
     def text(self) -> str:
         """Return what `mismatch` needs of this member: call, place, and a line per leaf."""
-        return f"{self.head}\n{self.place()}\n{self.leaves}"
+        which = f"{_IN}{self.of}" if self.of else ""
+        return f"{self.head}{which}\n{self.place()}\n{self.leaves}"
 
     def __str__(self) -> str:
         place = self.place()
@@ -88,7 +95,7 @@ class Label:
         """Return the same label with the place of this call, for use in another thread."""
         label = Label.__new__(Label)
         label.head, label.leaves, label._hash = self.head, self.leaves, self._hash
-        label.op = self.op
+        label.op, label.of = self.op, self.of
         label.site = call_site()
         return label
 
@@ -124,7 +131,19 @@ def call_site() -> _Site | None:
     return other
 
 
-def mismatch(texts: Sequence[str], where: str, index: int | None = None) -> UsageError:
+def kind_of(label: Any) -> bytes:
+    """Return 8 bytes that tell the call of a label, or of what stands for one, without more.
+
+    Local. The same for a call that is refused: its arguments do not count.
+    """
+    head = getattr(label, "head", None)
+    words = re.split(r"[(,:]| of ", str(label) if head is None else head, maxsplit=1)
+    return blake2b(words[0].encode("utf-8", "replace"), digest_size=8).digest()
+
+
+def mismatch(
+    texts: Sequence[str], where: str, index: int | None = None, number: int = 0
+) -> UsageError:
     """Return the error for members that do not do the same.
 
     Local: no MPI, the same text on every member but for `index`.
@@ -137,6 +156,8 @@ def mismatch(texts: Sequence[str], where: str, index: int | None = None) -> Usag
         Opens the message: what the members are of.
     index : int, optional
         This member.
+    number : int
+        Which operation of each member it is, from 1; 0: is not said.
 
     Returns
     -------
@@ -145,6 +166,12 @@ def mismatch(texts: Sequence[str], where: str, index: int | None = None) -> Usag
         arrays, the first that differs.
     """
     parts = [[*text.split("\n", 2), "", ""][:3] for text in texts]
+    found = [re.fullmatch(rf"(.*)({_IN}\d+)", head) for head, _, _ in parts]
+    if len({one and one[2] for one in found}) == 1:  # which bucket it is says nothing
+        parts = [
+            [one[1] if one else part[0], *part[1:]]
+            for one, part in zip(found, parts, strict=True)
+        ]
     calls: dict[str, list[int]] = {}
     for member, (head, _, _) in enumerate(parts):
         calls.setdefault(head, []).append(member)
@@ -160,6 +187,7 @@ def mismatch(texts: Sequence[str], where: str, index: int | None = None) -> Usag
         got = f"{head}{places} with other arrays: "
         got += first_difference([leaves for _, _, leaves in parts]) or "no difference found"
         cure = "Give the same tree, shapes and dtypes on every member."
+    got = f"as number {number} of each: {got}" if number else got
     this = "" if index is None else f" This is member {index}."
     return UsageError(
         f"{where}: expected the same operation on all {len(parts)} members, got {got}.{this} "

@@ -11,6 +11,8 @@ __all__ = ["Waiting", "complete", "exchange_bytes", "keep"]
 
 _MOST = (1 << 31) - 1  # bytes; counts and offsets of the v-collectives are 32-bit numbers
 _left: list[Any] = []  # requests that nobody waits for any more
+_LASTING = 1.0  # s, after which a wait looks at what the others wait for
+_AGAIN = 0.04  # s between two such looks
 _EAGER = 200  # tests in a row before the core is given away between two
 
 
@@ -23,18 +25,31 @@ class Waiting:
         Of the team.
     label
         What is waited in.
+    look : mpiml.collectives.desk.Look, optional
+        What tells whether the others wait for something else.
     """
 
-    __slots__ = ("_hooks", "_label", "_since")
+    __slots__ = ("_hooks", "_label", "_look", "_next", "_since")
 
-    def __init__(self, hooks: Any, label: Any) -> None:
+    def __init__(self, hooks: Any, label: Any, look: Any = None) -> None:
         self._hooks = hooks
         self._label = label
+        self._look = look
+        self._next = _LASTING
         self._since = time.monotonic()
 
     def __call__(self, missing: Sequence[int] = ()) -> None:
         """Look around; raises what ends the wait."""
-        self._hooks.waiting(time.monotonic() - self._since, missing, self._label)
+        seconds = time.monotonic() - self._since
+        if seconds >= self._next and self._look is not None:
+            self._next = seconds + _AGAIN
+            self._look()
+        self._hooks.waiting(seconds, missing, self._label)
+
+    def settle(self) -> None:
+        """Raise the error for which others have left, if there is one."""
+        if self._look is not None:
+            self._look.settle()
 
 
 def complete(

@@ -21,13 +21,14 @@ class Request:
     Local: `wait` and `test` send nothing.
     """
 
-    __slots__ = ("_done", "_error", "_label", "_work", "result")
+    __slots__ = ("_done", "_error", "_label", "_work", "made", "result")
 
     def __init__(self, work: Callable[[], Any], label: Any) -> None:
         self._work: Callable[[], Any] | None = work
         self._label = label
         self._done = threading.Event()
         self._error: BaseException | None = None
+        self.made = 0  #: how many things its member had begun to make before
         self.result: Any = None  #: what the operation returned, once it is done
 
     def test(self) -> bool:
@@ -91,9 +92,20 @@ def wait_for_all(requests: Iterable[Request]) -> None:
 
 
 class Worker:
-    """Does the operations of one member, one after another."""
+    """Does the operations of one member, one after another.
+
+    Attributes
+    ----------
+    operations : int
+        How many have been begun to be done.
+    made : int
+        How many things the member has begun to make, on its own thread.
+    """
 
     def __init__(self) -> None:
+        self.operations = 0
+        self.made = 0
+        self._doing: Request | None = None
         self._lock = threading.Lock()  # held while an operation is being done
         self._queue: SimpleQueue[Request | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -114,11 +126,13 @@ class Worker:
                 return
             self._last = None
         with self._lock:
+            self.operations += 1
             work(*arguments)
 
     def submit(self, work: Callable[[], Any], label: Any) -> Request:
         """Begin an operation; return its request."""
         request = Request(work, label)
+        request.made = self.made
         if self._thread is None:
             self._thread = threading.Thread(
                 target=self._serve, name="mpiml collectives", daemon=True
@@ -131,8 +145,25 @@ class Worker:
     def _serve(self) -> None:
         while (request := self._queue.get()) is not None:
             with self._lock:
+                self.operations += 1
+                self._doing = request
                 request.do()
+                self._doing = None
             del request
+
+    def place(self, making: bool) -> tuple[int, int]:
+        """Return which operation the calling thread is in, and its number among all calls.
+
+        Members that make the same calls in the same order get the same. The first is 0 where
+        the thread is in no operation: it makes something, or (`making` is False) is about to
+        begin an operation.
+        """
+        doing = self._doing
+        if doing is not None and threading.current_thread() is self._thread:
+            return self.operations, self.operations + doing.made
+        if doing is None and self._lock.locked():
+            return self.operations, self.operations + self.made
+        return 0, self.operations + self._queue.qsize() + self.made + (not making)
 
     def close(self) -> None:
         """Let the thread end, after what was begun."""

@@ -10,14 +10,19 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
+from mpiml.collectives.desk import BROKEN, Look
+from mpiml.collectives.labels import kind_of, mismatch
 from mpiml.collectives.messages import Waiting, exchange_bytes
 from mpiml.collectives.requests import Request, Worker
 from mpiml.collectives.room import Room
-from mpiml.errors import MpimlError, RankFailedError, UsageError
+from mpiml.errors import MpimlError, RankFailedError, ServiceGoneError, UsageError
 
 __all__ = ["Hooks", "PlainHooks", "Team"]
+
+
+_DIFFER: Final = object()  # made of an exchange in which members are not in the same call
 
 
 class Hooks(Protocol):
@@ -160,7 +165,7 @@ class Team:
         self.kept: dict[Any, Any] = {}  # what else was made for the team, for as long as it is
         self.calls: dict[Any, Any] = {}  # what has been prepared for calls that come again
         self._round = False  # between begin_round and end_round
-        self._numbers = itertools.count()
+        self._numbers = itertools.count(1)
         self._closing: list[Callable[[], None]] = []
 
     @property
@@ -174,14 +179,18 @@ class Team:
         return len(self.local) < self.size
 
     def number(self) -> int:
-        """Return how many things this member has made before: the same on all of them."""
+        """Return the number of what this member makes now, from 1: the same on all of them."""
         return next(self._numbers)
+
+    def place(self) -> tuple[int, int]:
+        """Return where the calling thread is in the calls of this member: `Worker.place`."""
+        return self.worker.place(self._round)
 
     def waiting(self, label: Any) -> Waiting:
         """Return what a wait of this team calls from time to time."""
-        return Waiting(self.hooks, label)
+        return Waiting(self.hooks, label, Look(self, label))
 
-    def exchange(self, record: bytes, label: Any) -> list[bytes]:
+    def exchange(self, record: bytes, label: Any, alike: bool = True) -> list[bytes]:
         """Give every member the bytes of each.
 
         Collective over the members.
@@ -191,25 +200,65 @@ class Team:
         record : bytes
             Of any length, which may differ.
         label
-            What this is for, in messages.
+            What this is for.
+        alike : bool
+            Whether all must be in the same call, by `mpiml.collectives.labels.kind_of`.
+
+        Raises
+        ------
+        UsageError
+            They are not. On all members.
+        ServiceGoneError
+            An exchange was left halfway before.
         """
-        result: list[bytes] = self.share(record, lambda everyone: everyone, label)
+        result: list[bytes] = self.share(record, lambda everyone: everyone, label, alike)
         return result
 
-    def share(self, record: bytes, make: Callable[[list[bytes]], Any], label: Any) -> Any:
+    def share(
+        self,
+        record: bytes,
+        make: Callable[[list[bytes]], Any],
+        label: Any,
+        alike: bool = True,
+    ) -> Any:
         """Give ``make`` the bytes of each member; return what it made, one for the process.
 
-        Collective over the members. `make` is called by one thread of each process.
+        Collective over the members. `make` is called by one thread of each process. The rest
+        is as for `exchange`.
         """
-        waiting = self.waiting(label)
+        broken = self.room.shared.get(BROKEN)
+        if broken:
+            raise ServiceGoneError(f"{label}: members were out of step before: {broken}")
+        kind = kind_of(label) if alike else bytes(8)
+        waiting = Waiting(self.hooks, label, Look(self, label, exchange=True))
+        # who waits for other processes does so for all that are here
+        speaks = Waiting(self.hooks, label, Look(self, label, self.housemates, exchange=True))
 
         def outside(values: Sequence[bytes]) -> Any:
-            return make(self._outside(values, waiting))
+            everyone = self._outside(values, speaks)
+            if len({said[:8] for said in everyone}) > 1:
+                return _DIFFER
+            return make([said[8:] for said in everyone])
 
         slot = self.housemates.index(self.index)
-        return self.room.meet(
-            slot, record, outside, lambda empty: waiting([self.housemates[i] for i in empty])
+        made = self.room.meet(
+            slot,
+            kind + record,
+            outside,
+            lambda empty: waiting([self.housemates[i] for i in empty]),
         )
+        if made is _DIFFER:
+            raise self.differ(label)
+        return made
+
+    def differ(self, label: Any) -> UsageError:
+        """Return the error for members that are in different calls, and meet here.
+
+        Collective over the members.
+        """
+        text = label.text() if hasattr(label, "text") else f"{label}\n\n"
+        said = self.exchange(text.encode("utf-8", "replace"), label, alike=False)
+        return mismatch([t.decode("utf-8", "replace") for t in said], self.title, self.index)
 
     def _outside(self, values: Sequence[bytes], waiting: Waiting) -> list[bytes]:
         """Return the bytes of all members, given those of this process."""
@@ -249,6 +298,7 @@ class Team:
         Collective over the members. `end_round` ends it, from whatever thread.
         """
         self.hooks.begin(label)
+        self.worker.made += 1
         self._round = True
 
     def end_round(self) -> None:

@@ -17,7 +17,7 @@ from mpiml.collectives.hosts.chunks import Choice, schedule
 from mpiml.collectives.hosts.lanes import Comparison, Lane, Pending
 from mpiml.collectives.hosts.rounds import Round, Rounds
 from mpiml.collectives.in_host import InHost
-from mpiml.collectives.labels import Label, mismatch
+from mpiml.collectives.labels import Label
 from mpiml.collectives.messages import complete
 from mpiml.collectives.regions import Regions
 from mpiml.collectives.team import Team
@@ -192,12 +192,7 @@ class Between(InHost):
         return self._differ(label)
 
     def _differ(self, label: Label) -> Exception:
-        texts = self._team.exchange(label.text().encode("utf-8", "replace"), label)
-        return mismatch(
-            [text.decode("utf-8", "replace") for text in texts],
-            self._team.title,
-            self._team.index,
-        )
+        return self._team.differ(label)
 
     @property
     def _slice_us(self) -> int:

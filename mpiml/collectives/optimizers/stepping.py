@@ -89,7 +89,7 @@ class Stepper(ABC):
             raise UsageError(f"{where}: op: expected 'mean' or 'sum', got {op!r}")
         # The layout was compared when it was made; all that may drift apart is in here.
         more = f"step={number}, {self.optimizer.described(number)}"
-        label = Label(where, known, self._name, more=more)
+        label = Label(where, known, self._name, more=more, of=self._gradients.number)
         return label, self.optimizer.coefficients(number)
 
     @abstractmethod

@@ -1,0 +1,208 @@
+"""Where the members of a process tell the other processes of their team in what they wait.
+
+Nothing is sent, and nothing is made, before a wait has lasted. Messages go through MPI, small
+and nonblocking, from whichever thread waits; see `mpiml.collectives.ledger` for what they say.
+"""
+
+import itertools
+import threading
+import time
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Any, Final
+
+from mpiml.collectives.labels import mismatch
+from mpiml.collectives.ledger import Ledger, Post
+from mpiml.collectives.messages import keep
+from mpiml.config import Config
+from mpiml.errors import UsageError
+
+__all__ = ["BROKEN", "Look"]
+
+BROKEN: Final = "broken"  #: in a room's `shared`: why its team can make nothing any more
+_TAG: Final = 1  # of the team's communicator, where nothing else is sent from rank to rank
+_TEXT: Final = 900  # bytes of a text: a message stays so small that sending it waits for nobody
+_ERROR: Final = 3000  # and of the error
+_SETTLED: Final = 2.0  # s, that the error is waited for
+_STEP: Final = 0.005
+
+
+class Look:
+    """What one wait of a member looks at, once it has lasted.
+
+    Local; called on the thread that waits.
+
+    Parameters
+    ----------
+    team
+        Whose member waits.
+    label
+        What it waits in.
+    members : sequence of int, optional
+        All for whom it waits, of this process; the team's by default.
+    exchange : bool
+        Whether it is one of the team's exchanges.
+    """
+
+    __slots__ = (
+        "_begun",
+        "_desk",
+        "_exchange",
+        "_label",
+        "_members",
+        "_post",
+        "_team",
+        "_text",
+    )
+
+    def __init__(
+        self, team: Any, label: Any, members: Sequence[int] = (), exchange: bool = False
+    ) -> None:
+        self._team = team
+        self._label = label
+        self._members = members or (team.index,)
+        self._exchange = exchange
+        self._begun = False
+        self._post: Post | None = None
+        self._text = ""
+        self._desk: _Desk | None = None
+
+    def __call__(self) -> None:
+        """Look at the others.
+
+        Raises
+        ------
+        UsageError
+            They wait in other operations, and will never come. On all members.
+        """
+        if not self._begun:
+            self._begun = True
+            self._begin()
+        if self._post is not None and self._desk is not None:
+            self._desk.look(self._members, self._post, self._text)
+
+    def settle(self) -> None:
+        """Wait for the error that may be on its way, where others have left already."""
+        if self._post is not None and self._desk is not None:
+            self._desk.settle(self._members, self._post, self._text)
+
+    def _begin(self) -> None:
+        team, label = self._team, self._label
+        self._desk = _desk_of(team)
+        if self._desk is None:
+            return
+        head = getattr(label, "head", None)
+        if head is None:
+            head = str(label)
+            hash_ = int.from_bytes(blake2b(head.encode(), digest_size=8).digest(), "little")
+            self._text = f"{head}\n\n"
+        else:
+            hash_ = label.hash
+            self._text = label.text()
+        self._text = self._text.encode("utf-8", "replace")[:_TEXT].decode("utf-8", "ignore")
+        operation, number = team.place()
+        wait = next(self._desk.numbers)
+        self._post = Post(operation, number, hash_, wait, self._exchange)
+
+
+class _Desk:
+    """A process's `Ledger`, and its messages."""
+
+    def __init__(self, team: Any) -> None:
+        self._comm: Any = team.comm if team.comm is not None and team.comm.size > 1 else None
+        self._shared = team.room.shared
+        self._lock = threading.Lock()
+        self.numbers = itertools.count(1)
+        processes = range(1 if self._comm is None else self._comm.size)
+        members = [[i for i, rank in enumerate(team.ranks) if rank == p] for p in processes]
+        title = team.title
+
+        def say(texts: Sequence[str], number: int) -> str:
+            text = str(mismatch(texts, title, number=number)).encode()
+            return text[:_ERROR].decode("utf-8", "ignore")
+
+        self._ledger = Ledger(members, team.rank, say)
+        self._sent: list[tuple[Any, bytes]] = []
+        self._coming: list[tuple[int, Any, bytearray]] = []
+
+    def look(self, members: Sequence[int], post: Post, text: str) -> None:
+        """Note that members wait; raise the error that ends the wait."""
+        with self._lock:
+            self._receive()
+            now = time.monotonic()
+            for member in members:
+                self._send(self._ledger.look(member, post, text, now))
+            ended = self._ledger.ended(post)
+            if ended is None:
+                return
+            if ended[1]:
+                self._shared[BROKEN] = ended[0]
+            # What others wait for: it is small, so this takes no time.
+            limit = now + _SETTLED
+            while self._unsent() and time.monotonic() < limit:
+                time.sleep(_STEP)
+        raise UsageError(ended[0])
+
+    def settle(self, members: Sequence[int], post: Post, text: str) -> None:
+        """Look until the error has come, if one is to be expected."""
+        limit = time.monotonic() + _SETTLED
+        while self._suspects(post) and time.monotonic() < limit:
+            self.look(members, post, text)
+            time.sleep(_STEP)
+
+    def _suspects(self, post: Post) -> bool:
+        with self._lock:
+            return self._ledger.suspects(post)
+
+    def _send(self, messages: Sequence[tuple[int, bytes]]) -> None:
+        if not messages or self._comm is None:
+            return
+        from mpi4py import MPI
+
+        self._unsent()
+        for process, message in messages:
+            request = self._comm.Isend([message, MPI.BYTE], process, _TAG)
+            self._sent.append((request, message))
+
+    def _unsent(self) -> bool:
+        self._sent = [sent for sent in self._sent if not sent[0].Test()]
+        return bool(self._sent)
+
+    def _receive(self) -> None:
+        if self._comm is None:
+            return
+        from mpi4py import MPI
+
+        status = MPI.Status()
+        while self._comm.Iprobe(MPI.ANY_SOURCE, _TAG, status):
+            source, memory = status.Get_source(), bytearray(status.Get_count(MPI.BYTE))
+            request = self._comm.Irecv([memory, MPI.BYTE], source, _TAG)
+            self._coming.append((source, request, memory))
+        while self._coming and self._coming[0][1].Test():
+            source, _, memory = self._coming.pop(0)
+            self._send(self._ledger.receive(source, bytes(memory)))
+
+    def close(self) -> None:
+        """Take in what nobody will ask for any more. Local."""
+        if self._comm is None:
+            return
+        from mpi4py import MPI
+
+        if MPI.Is_finalized():
+            return
+        with self._lock:
+            self._receive()
+            if self._unsent() or self._coming:
+                keep((self._sent, self._coming))
+            self._comm = None
+
+
+def _desk_of(team: Any) -> _Desk | None:
+    """Return the desk of this process, made once; None where members compare nothing."""
+    desk: _Desk | None = team.room.shared.get("desk")
+    if desk is None and Config.read().check:
+        made = _Desk(team)
+        desk = team.room.shared.setdefault("desk", made)
+        if desk is made:
+            team.closes(made.close)
+    return desk
