@@ -87,6 +87,16 @@ class InHost:
             self._allreduces[op] = plan
         self.run(plan, label)
 
+    def combine(self, op: str, divisor: float, label: Label) -> None:
+        """Combine the segments of this host, also where an allreduce would go to others.
+
+        A mean divides by `divisor`. Collective over the members of the host.
+        """
+        self.run(
+            self._plan(("combine", (op, divisor)), lambda p: self._allreduce(p, op, divisor)),
+            label,
+        )
+
     def reduce_scatter(self, op: str, label: Label) -> None:
         """Combine all segments; each member's stripe is valid in its own segment afterwards."""
         self.run(self._plan(("scatter", op), lambda p: self._scatter(p, op)), label)
@@ -118,7 +128,8 @@ class InHost:
             self._plans[key] = plan
         return plan
 
-    def _allreduce(self, plan: Plan, op: str) -> None:
+    def _allreduce(self, plan: Plan, op: str, divisor: float | None = None) -> None:
+        divisor = divisor or self._team.size
         if self._to == ALL and small(self.used, self.members):
             in_slot = self.used <= GANG_INLINE
             plan.post(0, self.used, 0, in_slot=in_slot)
@@ -126,26 +137,26 @@ class InHost:
             for region in self._regions.regions:
                 count = min(region.count, (self.used - region.offset) // region.itemsize)
                 plan.reduce_posted(
-                    region.code, self._op(op, region), self._team.size, region.offset,
-                    region.offset, count, OWN, in_slot=in_slot,
+                    region.code, self._op(op, region), divisor, region.offset, region.offset,
+                    count, OWN, in_slot=in_slot,
                 )  # fmt: skip
             return
         plan.sync()
-        self._reduce(plan, op, self._to)
+        self._reduce(plan, op, self._to, divisor)
         plan.sync()
 
     def _scatter(self, plan: Plan, op: str) -> None:
         plan.sync()
-        self._reduce(plan, op, OWN)
+        self._reduce(plan, op, OWN, self._team.size)
         plan.sync()
 
-    def _reduce(self, plan: Plan, op: str, to: int) -> None:
+    def _reduce(self, plan: Plan, op: str, to: int, divisor: float) -> None:
         for region in self._regions.regions:
             low, high = stripe(region.count, region.itemsize, self._place, self.members)
             if high > low:
                 at = region.offset + low * region.itemsize
                 code = self._op(op, region)
-                plan.reduce(region.code, code, self._team.size, at, high - low, to)
+                plan.reduce(region.code, code, divisor, at, high - low, to)
 
     def _allgather(self, plan: Plan) -> None:
         plan.sync()

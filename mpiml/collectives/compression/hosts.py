@@ -1,7 +1,7 @@
 """Compression between hosts: each host sums in its memory, the sums are compressed.
 
-Within a host memory is faster than any codec. So the members of a host are summed as they are,
-and the first of them speaks for the host: with residuals of its own it takes part in the
+Within a host memory is faster than any codec. So the members of a host are summed as they are
+(for a mean of 16-bit numbers, averaged: the sum might be too large for them), and the first of them speaks for the host: with residuals of its own it takes part in the
 compressed operation among the hosts, and tells the others how it went.
 """
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from mpiml._native import Plan
 from mpiml.collectives.channel import open_channel
 from mpiml.collectives.compression.reducer import Reducer
-from mpiml.collectives.hosts.chunks import WHOLE, Choice, Piece
+from mpiml.collectives.hosts.chunks import WHOLE, Choice, Piece, split_op
 from mpiml.collectives.hosts.lanes import Lane, Pending, open_lane
 from mpiml.collectives.in_host import TEXT, InHost
 from mpiml.collectives.labels import Label
@@ -95,8 +95,14 @@ class Inside(Protocol):
 
     host: InHost  #: by which they meet
 
-    def sum(self, label: Label) -> _Arrays:
-        """Sum the arrays over the members; return the sums, which the first one may change."""
+    def combine(self, op: str, label: Label) -> tuple[_Arrays, int]:
+        """Combine the arrays over the members of the host.
+
+        Returns
+        -------
+        arrays, count
+            What the first member may change; and by what a mean of the hosts' divides.
+        """
 
     def spread(self, label: Label) -> None:
         """Give all members what the first one has made of the sums."""
@@ -120,10 +126,9 @@ class BucketInside:
         self._sums = sums
         self._shared = shared
 
-    def sum(self, label: Label) -> _Arrays:
-        """Sum in place, in this host, also where the bucket's channel goes to others."""
-        InHost.allreduce(self.host, "sum", label)
-        return self._sums
+    def combine(self, op: str, label: Label) -> tuple[_Arrays, int]:
+        """Combine in place, in this host."""
+        return self._sums, _combine(self.host, op, self._sums, label)
 
     def spread(self, label: Label) -> None:
         """Fetch what the first member has; one result for all is there already."""
@@ -164,12 +169,11 @@ class LooseInside:
         """Say where the numbers come from and go to."""
         self._sources, self._results = sources, results
 
-    def sum(self, label: Label) -> _Arrays:
-        """Copy the arrays, and sum the copies."""
+    def combine(self, op: str, label: Label) -> tuple[_Arrays, int]:
+        """Copy the arrays, and combine the copies."""
         for source, view in zip(self._sources, self._views, strict=True):
             np.copyto(view, source)
-        InHost.allreduce(self.host, "sum", label)  # of this host alone
-        return self._views
+        return self._views, _combine(self.host, op, self._views, label)
 
     def spread(self, label: Label) -> None:
         """Fetch what the first member has, and copy it to where it goes."""
@@ -188,7 +192,7 @@ def reduce_between(
     label: Label,
     where: str,
 ) -> None:
-    """Sum in each host, compress between the hosts, and let all members have the result.
+    """Combine in each host, compress between the hosts, and let all members have the result.
 
     Collective over the team.
 
@@ -216,12 +220,12 @@ def reduce_between(
     """
     lane = open_lane(team, _LEADERS, label)
     inside.host.barrier(label)  # here members of all hosts compare what they are about to do
-    sums = inside.sum(label)
+    sums, count = inside.combine(op, label)
     error: MpimlError | None = None
     if lane is not None:
         try:
             exchange = HostExchange(team, lane, label)
-            reducer.reduce(exchange, sums, sums, names, op, team.size, where)
+            reducer.reduce(exchange, sums, sums, names, op, count, where)
         except (UsageError, RemoteError) as caught:  # the same on all hosts
             error = caught
         except BaseException as caught:
@@ -233,6 +237,19 @@ def reduce_between(
         text = said[1:].decode("utf-8", "replace")
         raise kind(text) from (None if error is None else error.__cause__)
     inside.spread(label)
+
+
+def _combine(host: InHost, op: str, arrays: _Arrays, label: Label) -> int:
+    """Sum in a host, of a mean in a way that 16 bits can hold; return what is to divide by yet."""
+    team = host.team
+    hosts = len(set(team.hosts))
+    splits = [split_op(op, dtype_name(array), team.size, hosts) for array in arrays]
+    for split in splits:
+        if split.inside == "mean":  # then that of all arrays, which go together
+            host.combine("mean", split.inside_divisor, label)
+            return hosts
+    host.combine("sum", 1.0, label)
+    return team.size
 
 
 def _tell(host: InHost, said: bytes, label: Label) -> bytes:

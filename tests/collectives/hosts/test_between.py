@@ -1,7 +1,6 @@
 """Collectives among hosts, of which this machine pretends to have several."""
 
 import os
-import time
 from functools import partial
 from functools import reduce as fold
 
@@ -11,6 +10,7 @@ import pytest
 
 import mpiml
 from mpiml.collectives import Bucket, allreduce
+from mpiml.collectives.compression import NoFeedback, TopK
 from mpiml.errors import ServiceGoneError, SharedMemoryError, UsageError
 
 pytestmark = pytest.mark.mpi(min_size=2)
@@ -101,6 +101,27 @@ def test_a_mean_of_float16_whose_sum_overflows(hosts):
         same_bits(hosts, bucket.tree)
 
 
+@pytest.mark.parametrize("bucket", [True, False])
+def test_a_compressed_mean_of_float16_whose_sum_overflows(hosts, bucket):
+    """In the host nothing is compressed, and 16 bits cannot hold the sum."""
+    want = np.float16(30000 + (hosts.size - 1) / 2)
+    tree = {"half": np.zeros(2000, "f2"), "single": np.zeros(2000, "f4")}
+    for key in tree:
+        tree[key][...] = 30000 + hosts.rank
+    for compress in (NoFeedback(TopK(1.0)), TopK(1.0)):
+        if bucket:
+            with Bucket(hosts, tree) as made:
+                for key in tree:
+                    made[key][...] = tree[key]
+                made.allreduce("mean", compress=compress)
+                got = {key: made[key].copy() for key in tree}
+        else:
+            got = allreduce(tree, "mean", hosts, compress=compress)
+        assert (abs(got["half"] - want) <= 2 * np.spacing(want)).all()
+        np.testing.assert_allclose(got["single"], 30000 + (hosts.size - 1) / 2, rtol=1e-6)
+        same_bits(hosts, got["half"])
+
+
 def test_sums_are_those_of_the_hosts_in_their_order(hosts):
     """Two hosts: the bits follow from the definition, whatever MPI would do."""
     count = 3001
@@ -164,12 +185,10 @@ def test_one_host_does_something_else(hosts):
     with Bucket(hosts, np.zeros(100, "f4")) as bucket:
         for turn in range(2):
             bucket.tree[...] = 1
-            started = time.monotonic()
             last = hosts.rank == hosts.size - 1
             operation = partial(bucket.broadcast, 0) if last else bucket.allreduce
             with pytest.raises(UsageError, match="expected the same operation on") as caught:
                 operation()
-            assert time.monotonic() - started < 20
             text = str(caught.value)
             assert "Bucket.broadcast(root=0)" in text
             assert "Bucket.allreduce(op='sum')" in text
