@@ -287,13 +287,14 @@ class Adam(Optimizer):
         How much of the running mean and square is kept, each in [0, 1).
     eps : float
         > 0.
-    weight_decay : float
-        Added to the gradient, times the parameter; >= 0.
+    weight_decay : float, optional
+        Added to the gradient, times the parameter; >= 0. 0 by default.
     """
 
     rule = 3
     states = ("exp_avg", "exp_avg_sq")
     _hyper = ("lr", "betas", "eps", "weight_decay")
+    _decay: ClassVar[float] = 0.0  # unless one is given
 
     def __init__(
         self,
@@ -301,9 +302,9 @@ class Adam(Optimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         *,
         eps: float = 1e-8,
-        weight_decay: float = 0.0,
+        weight_decay: float | None = None,
     ) -> None:
-        super().__init__(lr, weight_decay)
+        super().__init__(lr, self._decay if weight_decay is None else weight_decay)
         try:
             first, second = betas
         except (TypeError, ValueError):
@@ -331,27 +332,11 @@ class Adam(Optimizer):
 class AdamW(Adam):
     """Adam whose weight decay shrinks the parameter by itself: ``p *= 1 - lr * weight_decay``.
 
-    Parameters
-    ----------
-    lr : float or callable
-        Learning rate, or a function of the number of steps done before.
-    betas : pair of float
-        How much of the running mean and square is kept, each in [0, 1).
-    eps : float
-        > 0.
-    weight_decay : float
-        >= 0.
+    Parameters as for `Adam`; the weight decay is 0.01 unless another is given, as in
+    ``torch.optim``.
     """
 
-    def __init__(
-        self,
-        lr: Rate = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        *,
-        eps: float = 1e-8,
-        weight_decay: float = 0.01,
-    ) -> None:
-        super().__init__(lr, betas, eps=eps, weight_decay=weight_decay)
+    _decay = 0.01
 
     def coefficients(self, step: int) -> Coefficients:
         """Return the numbers of a step, counted from 1."""

@@ -5,8 +5,8 @@ remembered from step to step is kept by the `Reducer` behind it, which is error 
 biased ones.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from mpiml.collectives.compression.coding import Encodes, Layout, Payload
 from mpiml.collectives.compression.feedback import Coded
 from mpiml.collectives.compression.reducer import Reducer
-from mpiml.collectives.compression.state import Statistics
+from mpiml.collectives.compression.state import Memory, Remembers
 from mpiml.errors import UsageError
 
 __all__ = ["Codec", "check_seed", "count_of", "reducer_of"]
 
 
-class Codec(ABC):
+class Codec(Remembers):
     """A codec of mpiml's own, with what it remembers when it is passed as `compress=`.
 
     Local: `encode` and `decode` talk to nobody.
@@ -73,32 +73,10 @@ class Codec(ABC):
         """
         return self.reducer.nbytes(shape, dtype)
 
-    def statistics(self) -> Statistics:
-        """Return what was sent so far. Local: no MPI."""
-        return self.reducer.statistics()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return a copy of what later calls depend on; see `ErrorFeedback.state_dict`.
-
-        Local: no MPI.
-        """
-        return self.reducer.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was called: bitwise the same from there.
-
-        Local: no MPI; to be called by all members before they go on.
-
-        Raises
-        ------
-        UsageError
-            It is the state of another class of codec, or none.
-        """
-        self.reducer.load_state_dict(state)
-
-    def reset(self) -> None:
-        """Forget residuals and positions of random numbers. Local: no MPI."""
-        self.reducer.reset()
+    @property
+    def memory(self) -> Memory:
+        """What is remembered."""
+        return self.reducer.memory
 
     def __repr__(self) -> str:
         values = [(name, getattr(self, name)) for name in self._settings]

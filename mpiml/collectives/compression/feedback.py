@@ -23,7 +23,7 @@ from mpiml.collectives.compression.coding import Coding, Draw, Encodes, Payload,
 from mpiml.collectives.compression.draws import generator
 from mpiml.collectives.compression.exchange import Exchange, sum_together
 from mpiml.collectives.compression.message import read, write
-from mpiml.collectives.compression.reducer import Job, Reducer, Work
+from mpiml.collectives.compression.reducer import Job, Reducer, Transfer, Work
 from mpiml.collectives.compression.state import Slot
 from mpiml.errors import UsageError
 
@@ -143,28 +143,21 @@ class Coded(Reducer):
         job.draws.append(draw)
         return array
 
-    def _transfer(
-        self,
-        job: Job,
-        exchange: Exchange,
-        lengths: Sequence[int],
-        members: int,
-        totals: Sequence[NDArray[Any]],
-    ) -> None:
+    def _transfer(self, job: Job, to: Transfer) -> None:
         assert isinstance(job, _Sent)
-        coding, works = self._coding, job.works
+        coding, works, exchange = self._coding, job.works, to.exchange
         if coding.reducible:
             sums = iter(
                 sum_together(exchange, [p for payload in job.payloads for p in payload])
             )
-            for payload, total, draw in zip(job.payloads, totals, job.draws, strict=True):
+            for payload, total, draw in zip(job.payloads, to.totals, job.draws, strict=True):
                 summed = tuple([next(sums) for _ in payload])
                 coding.fill(total, summed, draw)
             return
         layouts = [coding.layout(work.source.shape, work.dtype) for work in works]
-        everyone = [read(block, layouts) for block in exchange.gather(job.block, lengths)]
-        for total, draw, *payloads in zip(totals, job.draws, *everyone, strict=True):
-            coding.combine(payloads, total, members, draw)
+        everyone = [read(block, layouts) for block in exchange.gather(job.block, to.lengths)]
+        for total, draw, *payloads in zip(to.totals, job.draws, *everyone, strict=True):
+            coding.combine(payloads, total, to.members, draw)
 
 
 class ErrorFeedback(Coded):

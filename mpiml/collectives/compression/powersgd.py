@@ -22,7 +22,7 @@ from mpiml.collectives.compression.codec import check_seed
 from mpiml.collectives.compression.draws import generator
 from mpiml.collectives.compression.exchange import Exchange, sum_together
 from mpiml.collectives.compression.orthogonal import add_product, orthonormal
-from mpiml.collectives.compression.reducer import Job, Reducer, Work
+from mpiml.collectives.compression.reducer import Job, Reducer, Transfer, Work
 from mpiml.collectives.compression.state import Slot
 from mpiml.errors import UsageError
 
@@ -157,25 +157,18 @@ class PowerSGD(Reducer):
                 "numbers. Scale the gradient down, or clip it."
             )
 
-    def _transfer(
-        self,
-        job: Job,
-        exchange: Exchange,
-        lengths: Sequence[int],
-        members: int,
-        totals: Sequence[NDArray[Any]],
-    ) -> None:
+    def _transfer(self, job: Job, to: Transfer) -> None:
         assert isinstance(job, _Factors)
-        first = sum_together(exchange, job.first)
+        first = sum_together(to.exchange, job.first)
         lefts, products = [], []
         for work, summed, matrix in zip(job.works, first, job.matrices, strict=True):
             if matrix is not None:
                 self._check_range(summed, work)  # the same on all members
                 lefts.append(orthonormal(summed))  # (n, r)
                 products.append(matrix.T @ lefts[-1])  # (m, n) (n, r) -> (m, r)
-        factors = zip(lefts, sum_together(exchange, products), strict=True)
+        factors = zip(lefts, sum_together(to.exchange, products), strict=True)
         for total, slot, summed, matrix in zip(
-            totals, job.slots, first, job.matrices, strict=True
+            to.totals, job.slots, first, job.matrices, strict=True
         ):
             if matrix is None:
                 np.copyto(total, summed)
@@ -184,7 +177,7 @@ class PowerSGD(Reducer):
             total.fill(0)
             add_product(left, right, 1, total.reshape(matrix.shape))
             if self.feedback:
-                add_product(left, right, -1 / exchange.size, matrix)
+                add_product(left, right, -1 / to.exchange.size, matrix)
                 slot.arrays["residual"] = matrix.reshape(total.shape)
             if self.warm_start:
                 slot.arrays["q"] = right

@@ -6,8 +6,8 @@ can go on and what it is about to do, and all of them raise the same error or no
 and counts change only after the last message, so a call that failed can be repeated.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from mpiml.collectives.compression.checks import check_array, check_op, shown, work_dtype
 from mpiml.collectives.compression.exchange import RECORD_BYTES, Exchange, agree
-from mpiml.collectives.compression.state import Memory, Slot, Statistics
+from mpiml.collectives.compression.state import Memory, Remembers, Slot, Statistics
 from mpiml.collectives.ops import dtype_name
 from mpiml.errors import UsageError
 
-__all__ = ["Job", "Reducer", "Refused", "Work"]
+__all__ = ["Job", "Reducer", "Refused", "Transfer", "Work"]
 
 
 class Work(NamedTuple):
@@ -43,7 +43,16 @@ class Job:
         self.slots: list[Slot] = []  #: what is remembered after the call
 
 
-class Reducer(ABC):
+class Transfer(NamedTuple):
+    """Where the numbers of a call go."""
+
+    exchange: Exchange
+    lengths: Sequence[int]  #: of what each member gathers
+    members: int  #: how many there are behind `exchange`
+    totals: Sequence[NDArray[Any]]  #: for the sums: C-contiguous, of the dtypes of the works
+
+
+class Reducer(Remembers):
     """A method of compression with its memory; the base of those that `compress=` takes.
 
     Parameters
@@ -58,6 +67,11 @@ class Reducer(ABC):
         self.feedback = feedback
         self._memory = Memory(kind)
 
+    @property
+    def memory(self) -> Memory:
+        """What is remembered."""
+        return self._memory
+
     @abstractmethod
     def nbytes(self, shape: Sequence[int], dtype: Any) -> int:
         """Return the bytes that a member sends for an array of that shape and dtype.
@@ -70,18 +84,10 @@ class Reducer(ABC):
         """Do all that can fail on one member alone. Local: no MPI."""
 
     @abstractmethod
-    def _transfer(
-        self,
-        job: Job,
-        exchange: Exchange,
-        lengths: Sequence[int],
-        members: int,
-        totals: Sequence[NDArray[Any]],
-    ) -> None:
-        """Fill `totals` with the sums over the members. Collective.
+    def _transfer(self, job: Job, to: Transfer) -> None:
+        """Fill `to.totals` with the sums over the members. Collective.
 
-        They are C-contiguous, of the dtypes of the works. Completes `Job.slots` where
-        that has not been done.
+        Completes `Job.slots` where that has not been done.
         """
 
     def reduce(
@@ -138,7 +144,7 @@ class Reducer(ABC):
         lengths = agree(exchange, where, text, length, error, head)
         assert job is not None  # else agree has raised
         totals = [_total(w, result) for w, result in zip(job.works, results, strict=True)]
-        self._transfer(job, exchange, lengths, count, totals)
+        self._transfer(job, Transfer(exchange, lengths, count, totals))
         for total, result in zip(totals, results, strict=True):
             if op == "mean":
                 np.divide(total, count, out=total)
@@ -146,39 +152,6 @@ class Reducer(ABC):
                 with np.errstate(over="ignore"):  # too large for float16 becomes infinite
                     np.copyto(result, total, casting="same_kind")
         self._commit(job, exchange.index)
-
-    def statistics(self) -> Statistics:
-        """Return what was sent so far. Local: no MPI."""
-        return self._memory.statistics()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return a copy of what later calls depend on.
-
-        Local: no MPI.
-
-        Returns
-        -------
-        dict
-            ``{"codec": class name, "members": {index: {array name: {"step": int, ...}}}}``
-            with ndarrays under ``"residual"`` and the like. Each member saves its own.
-        """
-        return self._memory.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was called: bitwise the same from there.
-
-        Local: no MPI; to be called by all members before they go on.
-
-        Raises
-        ------
-        UsageError
-            It is the state of another class of codec, or none.
-        """
-        self._memory.load_state_dict(state)
-
-    def reset(self) -> None:
-        """Forget residuals, warm starts and positions of random numbers. Local: no MPI."""
-        self._memory.reset()
 
     def _works(
         self, exchange: Exchange, sources: Sequence[NDArray[Any]], names: Sequence[str]
@@ -229,14 +202,7 @@ class Refused(Reducer):
     def _prepare(self, works: Sequence[Work], exchange: Exchange) -> Job:
         raise self._error
 
-    def _transfer(
-        self,
-        job: Job,
-        exchange: Exchange,
-        lengths: Sequence[int],
-        members: int,
-        totals: Sequence[NDArray[Any]],
-    ) -> None:
+    def _transfer(self, job: Job, to: Transfer) -> None:
         raise self._error
 
 

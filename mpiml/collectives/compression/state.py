@@ -5,6 +5,7 @@ residual of error feedback, and what else a method keeps. Members are kept apart
 threads of one process may share one object.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from mpiml.collectives.compression.checks import shown
 from mpiml.errors import UsageError
 
-__all__ = ["Memory", "Slot", "Statistics"]
+__all__ = ["Memory", "Remembers", "Slot", "Statistics"]
 
 
 class Statistics(NamedTuple):
@@ -171,3 +172,45 @@ class Memory:
 def _slot(kept: Mapping[str, Any]) -> Slot:
     arrays = {what: np.array(value) for what, value in kept.items() if what != "step"}
     return Slot(int(kept["step"]), arrays)
+
+
+class Remembers(ABC):
+    """What has a memory that its user may look at, save and empty."""
+
+    @property
+    @abstractmethod
+    def memory(self) -> Memory:
+        """What is remembered."""
+
+    def statistics(self) -> Statistics:
+        """Return what was sent so far. Local: no MPI."""
+        return self.memory.statistics()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return a copy of what later calls depend on.
+
+        Local: no MPI.
+
+        Returns
+        -------
+        dict
+            ``{"codec": class name, "members": {index: {array name: {"step": int, ...}}}}``
+            with ndarrays under ``"residual"`` and the like. Each member saves its own.
+        """
+        return self.memory.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was called: bitwise the same from there.
+
+        Local: no MPI; to be called by all members before they go on.
+
+        Raises
+        ------
+        UsageError
+            It is the state of another class of codec, or none.
+        """
+        self.memory.load_state_dict(state)
+
+    def reset(self) -> None:
+        """Forget residuals, warm starts and positions of random numbers. Local: no MPI."""
+        self.memory.reset()
