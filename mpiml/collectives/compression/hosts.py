@@ -218,8 +218,8 @@ def reduce_between(
     UsageError, RemoteError
         As `Reducer.reduce` does; on all members.
     """
-    lane = open_lane(team, _LEADERS, label)
     inside.host.barrier(label)  # here members of all hosts compare what they are about to do
+    lane = open_lane(team, _LEADERS, label)  # those who do something else never come here
     sums, count = inside.combine(op, label)
     error: MpimlError | None = None
     if lane is not None:
