@@ -12,13 +12,14 @@ import os
 import secrets
 from typing import Any, NamedTuple
 
-from mpiml._native import Gang, gang_bytes
+from mpiml._native import Gang, Mapping, gang_bytes
 from mpiml.collectives.team import Team
 from mpiml.errors import SharedMemoryError
 
 __all__ = ["Arena", "by_process", "make_arena", "private_arena"]
 
 FOLDER = "/dev/shm"
+_Memory = mmap.mmap | Mapping
 _SPARE = 1 << 20  # bytes that stay free, for the MPI library's own
 
 
@@ -27,7 +28,7 @@ class Arena(NamedTuple):
 
     Attributes
     ----------
-    memory : mmap.mmap
+    memory : mmap.mmap or mpiml._native.Mapping
         All of it. Views keep it alive, after `mpiml.collectives.Bucket.close` too.
     gang : mpiml._native.Gang
         Runs plans on it.
@@ -37,7 +38,7 @@ class Arena(NamedTuple):
         Size of the memory.
     """
 
-    memory: mmap.mmap
+    memory: _Memory
     gang: Gang
     own_at: int
     shared_at: int
@@ -110,7 +111,7 @@ def private_arena(
     return _arena(team, memory, segment, box, shared)
 
 
-def _arena(team: Team, memory: mmap.mmap, segment: int, box: int, shared: int) -> Arena:
+def _arena(team: Team, memory: _Memory, segment: int, box: int, shared: int) -> Arena:
     size = len(team.local)
     place = team.local.index(team.index)
     total = gang_bytes(size, box, segment, shared)
@@ -136,7 +137,7 @@ def _own_range(team: Team, size: int, box: int, segment: int, shared: int) -> tu
 
 def _map(
     team: Team, total: int, own: tuple[int, int], label: Any
-) -> mmap.mmap | SharedMemoryError:
+) -> _Memory | SharedMemoryError:
     if len(team.local) == len(team.housemates) and not team.several_hosts:
         result: Any = team.share(b"", lambda _: mmap.mmap(-1, total), label)
         return result  # type: ignore[no-any-return]
@@ -146,15 +147,15 @@ def _map(
         return _refusal(team, said)
     token = secrets.token_hex(8).encode() if first else b""
 
-    def open_file(tokens: list[bytes]) -> tuple[str, mmap.mmap | None, str]:
+    def open_file(tokens: list[bytes]) -> tuple[str, Mapping | None, str]:
         path = f"{FOLDER}/mpiml-{tokens[team.local[0]].decode()}"
         return path, *_open(path, total, own)
 
     path, memory, identity = team.share(token, open_file, label)
     said = team.exchange(identity.encode(), label)
-    if first:  # all have it open
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
+    # All have it open. Each removes it, since a process may see another folder than the rest.
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
     problems = _compare(team, said)
     if any(problems):
         return _refusal(team, problems)
@@ -173,7 +174,7 @@ def _room(total: int) -> str:
     return f"needs {total:,} bytes in {FOLDER}, which has {available:,} free"
 
 
-def _open(path: str, total: int, own: tuple[int, int]) -> tuple[mmap.mmap | None, str]:
+def _open(path: str, total: int, own: tuple[int, int]) -> tuple[Mapping | None, str]:
     """Map the file, made by whoever comes first; the second part tells which file it was."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
@@ -183,7 +184,7 @@ def _open(path: str, total: int, own: tuple[int, int]) -> tuple[mmap.mmap | None
             if own[1] > own[0]:
                 os.posix_fallocate(fd, own[0], own[1] - own[0])
             found = os.fstat(fd)
-            memory = mmap.mmap(fd, total)
+            memory = Mapping(fd, total)
         finally:
             os.close(fd)
     except OSError as error:

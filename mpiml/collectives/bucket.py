@@ -170,6 +170,18 @@ class Bucket:
     def __getitem__(self, key: Any) -> Any:
         return self._tree[key]
 
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Copy `value` into the array at `key`, so that ``bucket["w"] += g`` works too. Local."""
+        own = self._tree[key]
+        if own is value:
+            return
+        if not hasattr(own, "dtype"):
+            raise UsageError(
+                f"Bucket: only an array can be written, got {key!r}, which holds several. Write "
+                f"into each: bucket[{key!r}][...][:] = value."
+            )
+        own[...] = value
+
     # -- operations ----------------------------------------------------------------------------
 
     def allreduce(self, op: Any = "sum", compress: Any = None, name: str | None = None) -> None:
@@ -325,9 +337,13 @@ class Bucket:
     def close(self) -> None:
         """Let go of the shared memory. Local: call it on every member.
 
-        Views stay readable. A member that calls an operation after another has closed gets a
-        `ServiceGoneError`.
+        Views stay readable. Requests under way are waited for. A member that calls an
+        operation after another has closed gets a `ServiceGoneError`.
         """
+        self._team.worker.settle()
+        self._close()
+
+    def _close(self) -> None:
         if self._channel is not None:
             self._channel.close()
             self._channel = None
@@ -345,8 +361,11 @@ class Bucket:
     def __enter__(self) -> "Bucket":
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, *exception: object) -> None:
+        if kind is None:
+            self.close()
+        else:  # the others may never come to what is under way
+            self._close()
 
     def __repr__(self) -> str:
         name = "" if self._name is None else f" {self._name!r}"

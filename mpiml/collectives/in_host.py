@@ -13,6 +13,7 @@ from mpiml._native import GANG_INLINE, Plan
 from mpiml.collectives.arena import Arena
 from mpiml.collectives.labels import Label, mismatch
 from mpiml.collectives.ops import op_code
+from mpiml.collectives.over import GUESTS
 from mpiml.collectives.regions import Regions, stripe
 from mpiml.collectives.team import Team
 from mpiml.errors import ServiceGoneError
@@ -21,7 +22,8 @@ __all__ = ["ALL", "OUT", "OWN", "SHARED", "InHost", "box_of", "small"]
 
 ALL, OWN, SHARED, OUT = -1, -2, -3, -4  # where a reduction goes to: mpiml::Where
 SMALL = 8192  #: bytes up to which a payload is posted and combined by every member
-TEXT = 2048  #: bytes of a member's text when members turn out to differ
+TEXT = 2048  #: bytes of a mailbox for the texts of members that turn out to differ
+_MOST = 1 << 20  # bytes of such a text
 _SLICE_US = 50_000
 _DONE, _MISMATCH, _LEFT = 0, 2, 3
 
@@ -71,6 +73,7 @@ class InHost:
         self._broken: str | None = None
         self.way = "shared memory"
         self.used = _used(regions)
+        GUESTS.add(self)
 
     @property
     def team(self) -> Team:
@@ -191,32 +194,31 @@ class InHost:
         """
         if self._broken is not None:
             raise ServiceGoneError(f"{label}: {self._broken}")
-        status = self._gang.run(plan, label.hash, self._check, self._slice_us, source, out)
-        if status:
-            self._late(status, plan, label, source, out)
+        try:
+            status = self._gang.run(plan, label.hash, self._check, self._slice_us, source, out)
+            if status:
+                self._late(status, plan, label, source, out)
+        except BaseException as error:  # that of a signal may come after any line
+            if self._gang.busy:
+                self.leave(error)
+            raise
 
     def _late(self, status: int, plan: Plan, label: Label, source: Any, out: Any) -> None:
         waiting = self._team.waiting(label)
-        try:
-            while status not in (_DONE, _MISMATCH, _LEFT):
-                waiting([self._team.local[i] for i in self._gang.missing()])
-                self._meanwhile()
-                status = self._gang.run(
-                    plan, label.hash, self._check, self._slice_us, source, out
-                )
-            if status == _LEFT:
-                waiting.settle()
-                gone = [self._team.names[self._team.local[i]] for i in self._gang.gone()]
-                raise ServiceGoneError(
-                    f"{label}: {', '.join(gone)} closed it, or left it halfway, and will never "
-                    "come. Close it on all members after the same operation."
-                )
-            if status == _MISMATCH:
-                raise self._mismatch(label, waiting)
-        except BaseException as error:
-            if status != _MISMATCH:
-                self.leave(error)
-            raise
+        while status not in (_DONE, _MISMATCH, _LEFT):
+            waiting([self._team.local[i] for i in self._gang.missing()])
+            self._meanwhile()
+            status = self._gang.run(plan, label.hash, self._check, self._slice_us, source, out)
+        if status == _LEFT:
+            waiting.settle()
+            gone = [self._team.names[self._team.local[i]] for i in self._gang.gone()]
+            raise ServiceGoneError(
+                f"{label}: {', '.join(gone)} closed it, left it halfway, or has ended, "
+                "and will never come. Look for its own error above, or close on all members "
+                "after the same operation."
+            )
+        if status == _MISMATCH:
+            raise self._mismatch(label, waiting)
 
     def leave(self, error: BaseException) -> None:
         """Tell the others, who might wait for this member in vain, that it will not come."""
@@ -233,19 +235,36 @@ class InHost:
 
     def _mismatch(self, label: Label, waiting: Any) -> Exception:
         """Tell each other what we were about to do. The members are in step: all see it."""
-        text = label.text().encode("utf-8", "replace")[:TEXT].ljust(TEXT)
-        plan = Plan()
-        plan.post(0, TEXT, 0, external=True)
-        plan.sync()
-        plan.gather(0, TEXT)
-        everyone = bytearray(TEXT * self.members)
-        while self._gang.run(plan, 1, False, _SLICE_US, text, everyone) != _DONE:
-            waiting([self._team.local[i] for i in self._gang.missing()])
+        text = label.text().encode("utf-8", "replace")[:_MOST]
+        lengths = self._say(len(text).to_bytes(8, "little"), 8, waiting)
+        sizes = [int.from_bytes(length, "little") for length in lengths]
+        parts: list[list[bytes]] = [[] for _ in sizes]
+        for at in range(0, max(sizes), TEXT):
+            for part, said in zip(
+                parts, self._say(text[at : at + TEXT], TEXT, waiting), strict=True
+            ):
+                part.append(said)
         texts = [
-            everyone[i * TEXT : (i + 1) * TEXT].decode("utf-8", "replace").rstrip()
-            for i in range(self.members)
+            b"".join(part)[:size].decode("utf-8", "replace")
+            for part, size in zip(parts, sizes, strict=True)
         ]
         return mismatch(texts, self._team.title, self._team.index)
+
+    def leave_at_end(self) -> None:
+        """Tell the others that this process ends."""
+        self._gang.leave()
+
+    def _say(self, said: bytes, size: int, waiting: Any) -> list[bytes]:
+        """Give all members `size` bytes of each."""
+        plan = Plan()
+        plan.post(0, size, 0, external=True)
+        plan.sync()
+        plan.gather(0, size)
+        everyone = bytearray(size * self.members)
+        text = said.ljust(size, b"\0")
+        while self._gang.run(plan, 1, False, _SLICE_US, text, everyone) != _DONE:
+            waiting([self._team.local[i] for i in self._gang.missing()])
+        return [bytes(everyone[i * size : (i + 1) * size]) for i in range(self.members)]
 
     def close(self) -> None:
         """Tell the others that this member will not come again. Local."""

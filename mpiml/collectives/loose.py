@@ -107,6 +107,8 @@ class Loose:
 def loose_of(team: Team, label: Label) -> Loose:
     """Return what reduces a team's loose arrays; made once. Collective over the team then."""
     if team.loose is None:
-        team.loose = Loose(team, label)
+        with team.making:  # threads of one member that come at once
+            if team.loose is None:
+                team.loose = Loose(team, label)
     loose: Loose = team.loose
     return loose

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from mpiml.collectives.messages import Waiting, complete
 from mpiml.collectives.room import Room
 from mpiml.collectives.team import PlainHooks, Team
 from mpiml.config import Config
@@ -72,27 +73,31 @@ class _PlainTeam(Team):
         from mpiml import world
 
         world.check_threads()
-        config = Config.read()
-        own = world.own_duplicate(comm, f"mpiml team of {comm.name or 'a communicator'}")
-        hosts = world.ranks_by_host(own, config.host_size)
+        title = f"{comm.name or 'a communicator'} of {comm.size} ranks"
+        config, wrong = _configured()
+        waiting = Waiting(
+            PlainHooks((), (), config.stall_warning), f"making the team of {title}"
+        )
+        # Splitting waits in MPI, where nothing ends a wait; after this everybody is there.
+        complete(comm.Ibarrier(), waiting)
+        own = world.own_duplicate(comm, f"mpiml team of {title}")
         mine = local_facts(config)
-        pids, cores = zip(*own.allgather((os.getpid(), mine.cores)), strict=True)
+        pids, cores, errors = zip(*own.allgather((os.getpid(), mine.cores, wrong)), strict=True)
+        if any(errors):
+            own.Free()
+            who = next(i for i, error in enumerate(errors) if error)
+            raise UsageError(f"{errors[who]} (on rank {who})")
+        hosts = world.ranks_by_host(own, config.host_size)
         names = [f"rank {i}" for i in range(own.size)]
         here = [i for i in range(own.size) if hosts[i] == hosts[own.rank]]
         known = [pid if i in here else 0 for i, pid in enumerate(pids)]
         together = len(frozenset().union(*[cores[i] for i in here]))
         crowded = len(here) > cores_available(together, mine.quota)
+        hooks = PlainHooks(names, known, config.stall_warning)
         super().__init__(
-            own.rank,
-            range(own.size),
-            hosts,
-            own,
-            Room(1),
-            names,
-            f"{comm.name or 'a communicator'} of {own.size} ranks",
-            PlainHooks(names, known, config.stall_warning),
+            own.rank, range(own.size), hosts, own, Room(1), names, title, hooks,
             spin_us=0 if crowded else 20,
-        )
+        )  # fmt: skip
 
     def close(self) -> None:
         """Close what belongs to the team, and free its communicator. Collective."""
@@ -102,3 +107,11 @@ class _PlainTeam(Team):
         if self.comm is not None and not MPI.Is_finalized():
             self.comm.Free()
             self.comm = None
+
+
+def _configured() -> tuple[Config, str]:
+    """Return the settings, and what is wrong with the environment: for all ranks to hear."""
+    try:
+        return Config.read(), ""
+    except UsageError as error:
+        return Config.read_foreign(), str(error)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
+from mpiml.collectives.over import OVER
 from mpiml.errors import UsageError
 
 __all__ = ["Waiting", "complete", "exchange_bytes", "keep"]
@@ -40,6 +41,8 @@ class Waiting:
 
     def __call__(self, missing: Sequence[int] = ()) -> None:
         """Look around; raises what ends the wait."""
+        if OVER:
+            raise OVER[0]
         seconds = time.monotonic() - self._since
         if seconds >= self._next and self._look is not None:
             self._next = seconds + _AGAIN

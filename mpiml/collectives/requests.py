@@ -5,11 +5,15 @@ the order in which they were begun, since the other members do theirs in that or
 and reductions hold no interpreter lock.
 """
 
+import atexit
+import functools
 import threading
 from collections.abc import Callable, Iterable
 from queue import SimpleQueue
 from typing import Any
+from weakref import WeakSet
 
+from mpiml.collectives.over import OVER, end
 from mpiml.errors import DeadlineError
 
 __all__ = ["Request", "Worker", "wait_for_all"]
@@ -91,6 +95,29 @@ def wait_for_all(requests: Iterable[Request]) -> None:
         raise first
 
 
+_LAST = 5.0  # s, that a process which ends waits for requests under way
+
+_workers: "WeakSet[Worker]" = WeakSet()  # those with a thread
+
+
+@functools.cache
+def _at_exit() -> None:
+    """Have `_finish` called, once MPI has been started: what is registered last comes first."""
+    atexit.register(_finish)
+
+
+def _finish() -> None:
+    """End the threads before the interpreter does, which would end the process by a signal."""
+    threads = [worker.close() for worker in list(_workers)]
+    for thread in threads:
+        if thread is not None:
+            thread.join(_LAST)
+    end()
+    for thread in threads:
+        if thread is not None:
+            thread.join(_LAST)
+
+
 class Worker:
     """Does the operations of one member, one after another.
 
@@ -103,6 +130,7 @@ class Worker:
     """
 
     def __init__(self) -> None:
+        _at_exit()
         self.operations = 0
         self.made = 0
         self._doing: Request | None = None
@@ -119,6 +147,8 @@ class Worker:
 
     def run(self, work: Callable[..., Any], *arguments: Any) -> None:
         """Do an operation now, or after those that were begun before."""
+        if OVER:
+            raise OVER[0]
         last = self._last
         if last is not None:
             if not last._done.is_set():
@@ -131,6 +161,8 @@ class Worker:
 
     def submit(self, work: Callable[[], Any], label: Any) -> Request:
         """Begin an operation; return its request."""
+        if OVER:
+            raise OVER[0]
         request = Request(work, label)
         request.made = self.made
         if self._thread is None:
@@ -138,6 +170,7 @@ class Worker:
                 target=self._serve, name="mpiml collectives", daemon=True
             )
             self._thread.start()
+            _workers.add(self)
         self._last = request
         self._queue.put(request)
         return request
@@ -165,8 +198,15 @@ class Worker:
             return self.operations, self.operations + self.made
         return 0, self.operations + self._queue.qsize() + self.made + (not making)
 
-    def close(self) -> None:
-        """Let the thread end, after what was begun."""
-        if self._thread is not None:
+    def settle(self) -> None:
+        """Wait until what was begun is done, unless it is the thread that does it which asks."""
+        last = self._last
+        if last is not None and threading.current_thread() is not self._thread:
+            last._done.wait()
+
+    def close(self) -> threading.Thread | None:
+        """Let the thread end, after what was begun; return it."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
             self._queue.put(None)
-            self._thread = None
+        return thread

@@ -8,6 +8,7 @@ first and then, by one thread of each process, through MPI.
 import itertools
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
@@ -82,7 +83,7 @@ class PlainHooks:
                 )
         if seconds >= self._stall and not self._warned:
             self._warned = True
-            who = ", ".join(self._names[m] for m in missing) or "other hosts"
+            who = ", ".join(self._names[m] for m in missing) or "other members"
             sys.stderr.write(
                 f"mpiml: {label}: waiting for {who} since {seconds:.0f} s "
                 "(MPIML_STALL_WARNING sets when this is said)\n"
@@ -161,6 +162,7 @@ class Team:
         self.housemates = tuple(i for i in range(self.size) if ranks[i] == self.rank)
         self._plain = type(self.hooks) is PlainHooks  # which begin and end nothing
         self.worker = Worker()
+        self.making = threading.RLock()  # held while `loose` is made
         self.loose: Any = None  # what reduces arrays outside of buckets
         self.kept: dict[Any, Any] = {}  # what else was made for the team, for as long as it is
         self.calls: dict[Any, Any] = {}  # what has been prepared for calls that come again
@@ -226,6 +228,7 @@ class Team:
         Collective over the members. `make` is called by one thread of each process. The rest
         is as for `exchange`.
         """
+        self.worker.settle()  # requests under way meet here too
         broken = self.room.shared.get(BROKEN)
         if broken:
             raise ServiceGoneError(f"{label}: members were out of step before: {broken}")
@@ -241,12 +244,18 @@ class Team:
             return make([said[8:] for said in everyone])
 
         slot = self.housemates.index(self.index)
-        made = self.room.meet(
-            slot,
-            kind + record,
-            outside,
-            lambda empty: waiting([self.housemates[i] for i in empty]),
-        )
+        try:
+            made = self.room.meet(
+                slot,
+                kind + record,
+                outside,
+                lambda empty: waiting([self.housemates[i] for i in empty]),
+            )
+        except UsageError:  # agreed
+            raise
+        except BaseException as error:  # messages may be under way that nobody will take
+            self.room.shared.setdefault(BROKEN, f"{label} ended early: {error!r}")
+            raise
         if made is _DIFFER:
             raise self.differ(label)
         return made

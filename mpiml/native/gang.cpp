@@ -3,6 +3,7 @@
 #include <cstring>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
 
 #include <nanobind/nanobind.h>
@@ -71,6 +72,9 @@ public:
 
     int run(const Plan &plan, std::uint64_t hash, bool compare, std::int64_t timeout_us,
             nb::handle in, nb::handle out) {
+        if (busy() && running_ != &plan)
+            throw std::runtime_error("Gang.run: another plan was left halfway");
+        running_ = &plan;
         std::optional<Bytes> from, to;
         if (!in.is_none())
             from.emplace(in, Access::read, "Gang.run: input");
@@ -247,6 +251,7 @@ private:
     std::vector<void *> targets_;
     std::byte *in_ = nullptr, *out_ = nullptr;
     std::size_t in_bytes_ = 0, out_bytes_ = 0;
+    const Plan *running_ = nullptr;
     std::size_t pc_ = 0;      // the step that comes next
     bool arrived_ = false;    // at the point of that step
     bool met_ = false;        // past the first point of the operation

@@ -6,6 +6,7 @@ void bind_doorbell(nb::module_ &m);
 void bind_gang(nb::module_ &m);
 void bind_pool(nb::module_ &m);
 void bind_isa(nb::module_ &m);
+void bind_mapping(nb::module_ &m);
 void bind_memory(nb::module_ &m);
 void bind_reduce(nb::module_ &m);
 void bind_update(nb::module_ &m);
@@ -20,6 +21,7 @@ NB_MODULE(_native, m) {
     bind_gang(m);
     bind_isa(m);
     bind_pool(m);
+    bind_mapping(m);
     bind_memory(m);
     bind_reduce(m);
     bind_update(m);
