@@ -267,6 +267,26 @@ def test_they_do_so_in_nodes_and_on_ranks(mode, kind):
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [1, 2])
+def test_they_do_so_on_several_hosts(monkeypatch, kind, size):
+    monkeypatch.setenv("MPIML_HOST_SIZE", str(size))
+    everywhere("mpi", lambda comm: differ(_own(comm), kind))
+
+
+@pytest.mark.mpi(min_size=2)
+def test_who_is_late_on_another_host_is_waited_for(monkeypatch):
+    monkeypatch.setenv("MPIML_HOST_SIZE", "1")
+
+    def body(comm):
+        own = _own(comm)
+        late(own)
+        own.Free()  # with a question that was not answered
+
+    everywhere("mpi", body)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("folded", [False, True])
 def test_they_do_so_in_nodes_on_ranks(kind, folded):
     from mpi4py import MPI
