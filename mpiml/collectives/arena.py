@@ -90,6 +90,7 @@ def by_process(team: Team) -> Team:
         team.index, team.ranks, team.ranks, team.comm, team.room, team.names, team.title,
         team.hooks, team.spin_us, team.yield_us,
     )  # fmt: skip
+    view.worker = team.worker
     team.closes(view.close)
     return view
 
@@ -105,9 +106,29 @@ def private_arena(
         Whose hosts are its processes: `by_process` made it.
     segment, label, box, shared
         As for `make_arena`.
+
+    Raises
+    ------
+    SharedMemoryError
+        A process has no room for it. On all members.
     """
     total = gang_bytes(len(team.local), box, segment, shared)
-    memory = team.share(b"", lambda _: mmap.mmap(-1, total), label)
+
+    def take(_: list[bytes]) -> tuple[mmap.mmap | None, str]:
+        try:
+            return mmap.mmap(-1, total), ""
+        except (OSError, OverflowError) as error:
+            return None, f"{getattr(error, 'strerror', None) or error}"
+
+    memory, wrong = team.share(b"", take, label)
+    said = team.exchange(wrong.encode(), label)
+    for name, text in zip(team.names, said, strict=True):
+        if text:
+            raise SharedMemoryError(
+                f"{label}: expected {total:,} bytes of memory on every member; {name} got "
+                f"{text.decode(errors='replace')!r}. Give the process more (ulimit -v, the "
+                "container's limit), or use a smaller tree."
+            )
     return _arena(team, memory, segment, box, shared)
 
 

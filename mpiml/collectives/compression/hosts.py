@@ -5,7 +5,7 @@ Within a host memory is faster than any codec. So the members of a host are summ
 compressed operation among the hosts, and tells the others how it went.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from mpiml._native import Plan
 from mpiml.collectives.channel import open_channel
 from mpiml.collectives.compression.reducer import Reducer
+from mpiml.collectives.hosts.between import Between
 from mpiml.collectives.hosts.chunks import WHOLE, Choice, Piece, split_op
 from mpiml.collectives.hosts.lanes import Lane, Pending, open_lane
 from mpiml.collectives.in_host import TEXT, InHost
@@ -22,7 +23,7 @@ from mpiml.collectives.messages import complete
 from mpiml.collectives.ops import DTYPES, dtype_name
 from mpiml.collectives.regions import Region, Regions
 from mpiml.collectives.team import Team
-from mpiml.errors import MpimlError, RemoteError, UsageError
+from mpiml.errors import MpimlError, RemoteError, ServiceGoneError, UsageError
 
 __all__ = ["BucketInside", "HostExchange", "Inside", "LooseInside", "reduce_between"]
 
@@ -41,13 +42,13 @@ class HostExchange:
         The members.
     lane : Lane
         Joins the first members, by `mpiml.collectives.hosts.lanes.open_lane`.
-    label : Label
-        What it is for, in messages.
+    waiting : function
+        Called while hosts are missing; raises what ends the wait.
     """
 
-    def __init__(self, team: Team, lane: Lane, label: Label) -> None:
+    def __init__(self, team: Team, lane: Lane, waiting: Callable[[], None]) -> None:
         self._lane = lane
-        self._waiting = team.waiting(label)
+        self._waiting = waiting
         self.index = lane.rank
         self.size = lane.size
         self.names = [_host_name(team, host) for host in sorted(set(team.hosts))]
@@ -218,20 +219,25 @@ def reduce_between(
     UsageError, RemoteError
         As `Reducer.reduce` does; on all members.
     """
-    inside.host.barrier(label)  # here members of all hosts compare what they are about to do
+    host = inside.host
+    assert isinstance(host, Between)  # of a team on several hosts
+    host.barrier(label)  # here members of all hosts compare what they are about to do
     lane = open_lane(team, _LEADERS, label)  # those who do something else never come here
     sums, count = inside.combine(op, label)
     error: MpimlError | None = None
     if lane is not None:
         try:
-            exchange = HostExchange(team, lane, label)
+            if lane.broken:
+                raise ServiceGoneError(f"{label}: {lane.broken}")
+            exchange = HostExchange(team, lane, host.watch(label))
             reducer.reduce(exchange, sums, sums, names, op, count, where)
         except (UsageError, RemoteError) as caught:  # the same on all hosts
             error = caught
         except BaseException as caught:
-            inside.host.leave(caught)
+            lane.broken = lane.broken or f"an earlier operation ended early: {caught}"
+            host.leave(caught)
             raise
-    said = _tell(inside.host, _encoded(error), label)
+    said = _tell(host, _encoded(error), label)
     if said:
         kind: type[MpimlError] = UsageError if said[:1] == b"u" else RemoteError
         text = said[1:].decode("utf-8", "replace")

@@ -95,34 +95,47 @@ class Apart(Between):
         self, array: "np.ndarray[Any, Any]", lengths: Sequence[int], label: Label
     ) -> "list[np.ndarray[Any, Any]]":
         """Return the bytes that each member brings; as `Loose.gather`."""
-        import numpy as np
-
         self._drive([], label)  # what is compared
+        with self._under_way():
+            everything = self._everything(array, lengths, label)
         team = self._team
-        ours = self._host.gather(array, [lengths[i] for i in team.local], label)
-        order = sorted(set(team.hosts))
-        owned = [[i for i in range(team.size) if team.hosts[i] == host] for host in order]
-        totals = [sum([lengths[i] for i in members]) for members in owned]
-        starts = [sum(totals[:i]) for i in range(len(totals))]
-        whole = np.zeros(sum(totals) if self._place == 0 else 0, np.uint8)
-        if self._place == 0 and self._lane is not None:
-            here = order.index(team.hosts[team.index])
-            whole[starts[here] :][: totals[here]] = np.concatenate(ours)
-            memory = memoryview(whole)  # type: ignore[arg-type]
-            parts = [[memory[s : s + n]] for s, n in zip(starts, totals, strict=True)]
-            own, parts[here] = parts[here], []
-            sends = [own if host != here else [] for host in range(len(order))]
-            with self._under_way():
-                self._flying.append(self._lane.exchange(sends, parts))
-                self._complete(self._flying[-1], label)
-        bring = [sum(totals)] + [0] * (self.members - 1)
-        everything = self._host.gather(whole, bring, label)[0]
+        owned = self._owned()
         found: list[Any] = [None] * team.size
         at = 0
         for member in [i for members in owned for i in members]:
             found[member] = everything[at : at + lengths[member]]
             at += lengths[member]
         return found
+
+    def _owned(self) -> list[list[int]]:
+        """Return the members of each host."""
+        hosts = self._team.hosts
+        order = sorted(set(hosts))
+        return [[i for i in range(len(hosts)) if hosts[i] == host] for host in order]
+
+    def _everything(
+        self, array: "np.ndarray[Any, Any]", lengths: Sequence[int], label: Label
+    ) -> "np.ndarray[Any, Any]":
+        """Return the bytes of all members, host by host."""
+        import numpy as np
+
+        team = self._team
+        ours = self._host.gather(array, [lengths[i] for i in team.local], label)
+        owned = self._owned()
+        totals = [sum([lengths[i] for i in members]) for members in owned]
+        starts = [sum(totals[:i]) for i in range(len(totals))]
+        whole = np.zeros(sum(totals) if self._place == 0 else 0, np.uint8)
+        if self._place == 0 and self._lane is not None:
+            here = next(i for i, members in enumerate(owned) if team.index in members)
+            whole[starts[here] :][: totals[here]] = np.concatenate(ours)
+            memory = memoryview(whole)  # type: ignore[arg-type]
+            parts = [[memory[s : s + n]] for s, n in zip(starts, totals, strict=True)]
+            own, parts[here] = parts[here], []
+            sends = [own if host != here else [] for host in range(len(owned))]
+            self._flying.append(self._lane.exchange(sends, parts))
+            self._complete(self._flying[-1], label)
+        bring = [sum(totals)] + [0] * (self.members - 1)
+        return self._host.gather(whole, bring, label)[0]
 
 
 def _sending(lane: Lane, memory: memoryview, piece: Piece, split: Any) -> Callable[[], Pending]:

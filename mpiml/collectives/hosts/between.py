@@ -7,6 +7,7 @@ members of a host meet keep these in order. What the hosts do is compared, by it
 any data is sent and while the first chunk is reduced.
 """
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from mpiml._native import Plan
 from mpiml.collectives.arena import Arena
 from mpiml.collectives.hosts.chunks import Choice, schedule
+from mpiml.collectives.hosts.farewells import farewells_of
 from mpiml.collectives.hosts.lanes import Comparison, Lane, Pending
 from mpiml.collectives.hosts.rounds import Round, Rounds
 from mpiml.collectives.in_host import InHost
@@ -26,6 +28,7 @@ from mpiml.errors import ServiceGoneError
 __all__ = ["Between"]
 
 _MESSAGES_US = 300  # how long a member may wait for its host while messages are under way
+_HEARING = 0.05  # s, that a farewell of another host may come later than one of this host
 _YES, _NO = b"\1" * 8, b"\0" * 8  # by which a leader tells its host whether all hosts agree
 
 
@@ -61,6 +64,10 @@ class Between(InHost):
         self._rounds = Rounds(team, arena, regions, shared, choice, lane)
         self._made: dict[tuple[str, Any], list[Round]] = {}
         self._flying: list[Pending] = []
+        self._door = farewells_of(team).open(team, lane, self._all_have_lanes)
+        self._label: Label | None = None  # of what is being run
+        self._afar = ""  # who has left, of another host
+        self._known: BaseException | None = None  # an error that all members know of
         self._source: Any = None  # of an operation on memory outside of the arena
         self._out: Any = None
         self._meet = Plan()
@@ -108,17 +115,21 @@ class Between(InHost):
 
     def _drive(self, rounds: Sequence[Round], label: Label) -> None:
         """Go through the rounds of an operation."""
-        self.run(self._meet, label)
+        if self._broken is not None:
+            raise ServiceGoneError(f"{label}: {self._broken}")
+        self._door.turn += 1
         with self._under_way():
+            if self._lane is not None:
+                self._look(label)
+            self.run(self._meet, label)
             if self._lane is not None and self._lane.broken:
                 raise ServiceGoneError(f"{label}: {self._lane.broken}")
             comparison = None
             if self._lane is not None and (self._check or not rounds):
                 comparison = self._lane.compare(label.hash if self._check else 1)
                 self._flying.append(comparison)
-            agreed = self._go(rounds, label, comparison)
-        if not agreed:
-            raise self._differ(label)
+            if not self._go(rounds, label, comparison):
+                raise self._differ(label)
 
     def _go(self, rounds: Sequence[Round], label: Label, comparison: Comparison | None) -> bool:
         """Return whether all hosts do the same; without that nothing is sent."""
@@ -157,7 +168,12 @@ class Between(InHost):
         if pending is None:
             return
         waiting = self._team.waiting(label)
-        complete(pending, lambda: waiting(self._absent(pending)), self._meanwhile)
+
+        def look() -> None:
+            self._look(label, waiting)
+            waiting(self._absent(pending))
+
+        complete(pending, look, self._progress)
         self._flying.remove(pending)
 
     def _absent(self, pending: Pending) -> list[int]:
@@ -192,27 +208,103 @@ class Between(InHost):
         return self._differ(label)
 
     def _differ(self, label: Label) -> Exception:
-        return self._team.differ(label)
+        self._look(label)  # who has left exchanges nothing
+        self._known = self._team.differ(label)
+        return self._known
+
+    # -- who has left --------------------------------------------------------------------------
+
+    def _look(self, label: Label, waiting: Any = None) -> None:
+        """Raise what ends a wait for members that have left."""
+        if self._door.ended:
+            raise ServiceGoneError(f"{label}: {self._door.ended}")
+        who = self._door.look()
+        if who:
+            if waiting is not None:
+                waiting.settle()
+            raise _gone(label, who)
+
+    def watch(self, label: Label) -> Callable[[], None]:
+        """Return what a wait for other hosts within an operation calls from time to time."""
+        waiting = self._team.waiting(label)
+
+        def look() -> None:
+            self._look(label, waiting)
+            waiting()
+
+        return look
+
+    def run(self, plan: Plan, label: Label, source: Any = None, out: Any = None) -> None:
+        """Run a plan to its end; as `InHost.run`."""
+        self._label = label
+        self._afar = ""
+        try:
+            super().run(plan, label, source, out)
+        except ServiceGoneError:
+            if self._afar:  # because of whom the members of this host have left
+                raise _gone(label, self._afar) from None
+            raise
+
+    def leave(self, error: BaseException) -> None:
+        """Tell the others, on all hosts, that this member will not come."""
+        if self._door.left:
+            return
+        if self._lane is not None and not self._lane.broken:  # its messages are out of step now
+            self._lane.broken = f"an earlier operation ended early: {error}"
+        here = ", ".join(self._team.names[self._team.local[i]] for i in self._gang.gone())
+        limit = time.monotonic() + (_HEARING if here else 0.0)
+        while not (who := self._door.look()) and time.monotonic() < limit:
+            time.sleep(1e-3)
+        self._afar = who
+        self._door.leave(who or here or self._door.own)
+        super().leave(error)
+
+    def leave_at_end(self) -> None:
+        """Tell the others that this process ends."""
+        self._door.close()
+        super().leave_at_end()
+
+    def close(self) -> None:
+        """Tell the others, on all hosts, that this member will not come again. Local."""
+        self._door.close()
+        super().close()
+
+    # -- while it waits ------------------------------------------------------------------------
 
     @property
     def _slice_us(self) -> int:
         return _MESSAGES_US if self._flying else super()._slice_us
 
     def _meanwhile(self) -> None:
+        self._progress()
+        if self._label is not None:
+            self._look(self._label)
+
+    def _progress(self) -> None:
         """Let the messages under way go on."""
         for pending in self._flying:
             pending.Test()
 
     @contextmanager
     def _under_way(self) -> Iterator[None]:
-        """End what was begun on an error: this host's others shall not wait."""
+        """End what was begun on an error: the others, here and elsewhere, shall not wait."""
+        before, self._door.inside = self._door.inside, True
         try:
             yield
         except BaseException as error:
+            if error is self._known:
+                raise
             for pending in self._flying:
                 pending.abandon()
             self._flying.clear()
-            if self._lane is not None:  # whose messages are out of step now
-                self._lane.broken = f"an earlier operation ended early: {error}"
             self.leave(error)
             raise
+        finally:
+            self._door.inside = before
+
+
+def _gone(label: Label, who: str) -> ServiceGoneError:
+    return ServiceGoneError(
+        f"{label}: {who} closed it, left it halfway, or has ended, and will never come. Look "
+        "for its own error above, or close on all members after the same operation."
+    )

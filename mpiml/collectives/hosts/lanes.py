@@ -12,6 +12,7 @@ from typing import Any
 
 from mpiml import _native
 from mpiml.collectives.hosts.chunks import Choice, Piece, by_mpi
+from mpiml.collectives.hosts.farewells import farewells_of
 from mpiml.collectives.messages import keep
 from mpiml.collectives.ops import OPS
 from mpiml.collectives.team import Team
@@ -120,10 +121,13 @@ class Lane:
     ----------
     comm : mpi4py.MPI.Intracomm
         For this lane alone.
+    number : int
+        Tells the lanes of a team that were made together from others; the same on all hosts.
     """
 
-    def __init__(self, comm: Any) -> None:
+    def __init__(self, comm: Any, number: int = 1) -> None:
         self.comm = comm
+        self.number = number
         self.size: int = comm.size
         self.rank: int = comm.rank
         self._next = 0
@@ -260,6 +264,7 @@ class Lane:
         """Free the communicator. Collective, as MPI has it."""
         from mpi4py import MPI
 
+        self.broken = "the communicator has been freed; free it after the last operation"
         if not MPI.Is_finalized():
             self.comm.Free()
 
@@ -291,29 +296,35 @@ def open_lane(team: Team, choice: Choice, label: Any) -> Lane | None:
     sends = choice.senders == "stripes" or team.index == team.local[0]
     colour = team.local.index(team.index) if sends else -1
     said = f"{choice.senders},{choice.chunk}".encode()
+    shared, key = team.room.shared, ("lanes", choice.senders, team.hosts)
+    known: dict[int, Lane] = shared.get(key, {})
+    broken = any(lane.broken for lane in known.values())
 
     def make(everyone: list[bytes]) -> dict[int, Lane]:
-        if len(set(everyone)) > 1:
-            texts = dict(zip(everyone, team.names, strict=True))
+        ways = [text[:-1] for text in everyone]
+        if len(set(ways)) > 1:
+            texts = dict(zip(ways, team.names, strict=True))
             got = ", ".join(f"{text.decode()} ({name})" for text, name in texts.items())
             raise UsageError(
                 f"{label}: expected one way to send between hosts, got {got}. Set "
                 "MPIML_BETWEEN and MPIML_BETWEEN_CHUNK alike on all ranks."
             )
-        key = ("lanes", choice.senders, team.hosts)
-        lanes: dict[int, Lane] | None = team.room.shared.get(key)
+        again = any(text.endswith(b"!") for text in everyone)  # broken on one host is on all
+        lanes: dict[int, Lane] | None = None if again else shared.get(key)
         if lanes is None:
-            lanes = _split(team, choice)
-            team.room.shared[key] = lanes
+            farewells_of(team)  # they end before the lanes do, when the team is closed
+            shared["lanes made"] = shared.get("lanes made", 0) + 1
+            lanes = _split(team, choice, shared["lanes made"])
+            shared[key] = lanes
             for lane in lanes.values():
                 team.closes(lane.close)
         return lanes
 
-    lanes: dict[int, Lane] = team.share(said, make, label)
+    lanes: dict[int, Lane] = team.share(said + (b"!" if broken else b" "), make, label)
     return lanes[colour] if sends else None
 
 
-def _split(team: Team, choice: Choice) -> dict[int, Lane]:
+def _split(team: Team, choice: Choice, number: int) -> dict[int, Lane]:
     """Make this process's lanes, by place. Collective over the team's communicator."""
     from mpi4py import MPI
 
@@ -328,7 +339,7 @@ def _split(team: Team, choice: Choice) -> dict[int, Lane]:
         return {}
     comm.Set_name(f"mpiml lane {colour} of {team.title}")
     comm.Set_errhandler(MPI.ERRORS_RETURN)
-    return {colour: Lane(comm)}
+    return {colour: Lane(comm, number)}
 
 
 _known: list[Any] = []
