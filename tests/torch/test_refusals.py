@@ -322,7 +322,7 @@ def test_mpi4py_s_sum_is_an_operation():
         with pytest.raises(mpiml.UsageError, match="op: expected 'mean' or 'sum'"):
             GradientSync(net(), op=MPI.MAX)
 
-    learn("threads-1", body)
+    learn("mpi", body)
 
 
 def test_a_sparse_gradient_is_refused():
