@@ -114,6 +114,7 @@ class Teams:
     def close(self) -> None:
         """Close the teams, once all bodies have ended. Local; their communicators stay."""
         for _, team in sorted(self._teams.items()):
+            team.spoiled = self.runtime.ending.failed  # in the midst of a collective, perhaps
             team.close()
 
     # -- who is still there --------------------------------------------------------------------

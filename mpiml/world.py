@@ -320,12 +320,20 @@ class World:
         global _given_up
         _given_up = _given_up or self.engine_comm.size > 1
 
-    def close(self) -> None:
-        """Free everything. Collective; a second call does nothing."""
+    def close(self, spoiled: bool = False) -> None:
+        """Free everything. Collective; a second call does nothing.
+
+        Parameters
+        ----------
+        spoiled
+            Collectives may have ended in their midst: their communicators stay, since an MPI
+            gives the next one the same number, and with it the messages that are left.
+        """
         if self._closed:
             return
         self._closed = True
-        teams = [comm for _, comm in sorted(self._teams.items())]  # made in any order
+        # made in any order
+        teams = [] if spoiled else [comm for _, comm in sorted(self._teams.items())]
         roles = (*teams, *self.roles.values(), *self.folded.values())
         for comm in (*roles, self.user_comm, self.engine_comm):
             if comm != MPI.COMM_NULL:

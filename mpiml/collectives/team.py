@@ -169,6 +169,9 @@ class Team:
         self._round = False  # between begin_round and end_round
         self._numbers = itertools.count(1)
         self._closing: list[Callable[[], None]] = []
+        # Set where messages may be left that nobody will receive: communicators stay, since an
+        # MPI gives the next one the same number, and with it these messages.
+        self.spoiled = False
 
     @property
     def in_one_process(self) -> bool:

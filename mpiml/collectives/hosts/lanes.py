@@ -7,7 +7,8 @@ Collective Communication Operations in MPICH", 2005). Everything is nonblocking;
 can be told to stop.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from mpiml import _native
@@ -261,12 +262,14 @@ class Lane:
         return requests
 
     def close(self) -> None:
-        """Free the communicator. Collective, as MPI has it."""
+        """Free the communicator, unless messages are left in it. Collective, as MPI has it."""
         from mpi4py import MPI
 
+        broken = self.broken
         self.broken = "the communicator has been freed; free it after the last operation"
-        if not MPI.Is_finalized():
-            self.comm.Free()
+        if MPI.Is_finalized() or broken or self.comm.Iprobe():  # of an operation
+            return  # to which this host has not come
+        self.comm.Free()
 
 
 def open_lane(team: Team, choice: Choice, label: Any) -> Lane | None:
@@ -316,8 +319,7 @@ def open_lane(team: Team, choice: Choice, label: Any) -> Lane | None:
             shared["lanes made"] = shared.get("lanes made", 0) + 1
             lanes = _split(team, choice, shared["lanes made"])
             shared[key] = lanes
-            for lane in lanes.values():
-                team.closes(lane.close)
+            team.closes(partial(_close, team, lanes.values()))
         return lanes
 
     lanes: dict[int, Lane] = team.share(said + (b"!" if broken else b" "), make, label)
@@ -369,3 +371,9 @@ def _types() -> Any:
 def _operations() -> Any:
     _types()
     return _known[1]
+
+
+def _close(team: Team, lanes: Iterable[Lane]) -> None:
+    if not team.spoiled:
+        for lane in lanes:
+            lane.close()
