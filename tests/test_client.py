@@ -461,14 +461,17 @@ def test_a_client_used_after_the_program_says_so():
 def test_dropping_a_client_sends_nothing(mode):
     def body(echo):
         engine = echo.__dict__["_target"].engine
-        other = echo.with_options(timeout=5.0)
-        assert other.add(1) == 2
-        gone = weakref.ref(other)
-        before = engine.counts()[0]
-        del other
-        gc.collect()
-        assert gone() is None
-        assert engine.counts()[0] == before
+        sent = set()
+        for _ in range(5):  # other threads of mpiml may send in between
+            other = echo.with_options(timeout=5.0)
+            assert other.add(1) == 2
+            gone = weakref.ref(other)
+            before = engine.counts()[0]
+            del other
+            gc.collect()
+            assert gone() is None
+            sent.add(engine.counts()[0] - before)
+        assert min(sent) == 0
 
     play(mode, body, echo=Echo)
 
