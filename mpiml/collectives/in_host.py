@@ -211,14 +211,18 @@ class InHost:
             status = self._gang.run(plan, label.hash, self._check, self._slice_us, source, out)
         if status == _LEFT:
             waiting.settle()
-            gone = [self._team.names[self._team.local[i]] for i in self._gang.gone()]
-            raise ServiceGoneError(
-                f"{label}: {', '.join(gone)} closed it, left it halfway, or has ended, "
-                "and will never come. Look for its own error above, or close on all members "
-                "after the same operation."
-            )
+            raise self._gone(label)
         if status == _MISMATCH:
             raise self._mismatch(label, waiting)
+
+    def _gone(self, label: Label) -> ServiceGoneError:
+        """Return the error for members that have left."""
+        gone = [self._team.names[self._team.local[i]] for i in self._gang.gone()]
+        return ServiceGoneError(
+            f"{label}: {', '.join(gone)} closed it, left it halfway, or has ended, and will "
+            "never come. Look for its own error above, or close on all members after the same "
+            "operation."
+        )
 
     def leave(self, error: BaseException) -> None:
         """Tell the others, who might wait for this member in vain, that it will not come."""
@@ -236,12 +240,12 @@ class InHost:
     def _mismatch(self, label: Label, waiting: Any) -> Exception:
         """Tell each other what we were about to do. The members are in step: all see it."""
         text = label.text().encode("utf-8", "replace")[:_MOST]
-        lengths = self._say(len(text).to_bytes(8, "little"), 8, waiting)
+        lengths = self._say(len(text).to_bytes(8, "little"), 8, label, waiting)
         sizes = [int.from_bytes(length, "little") for length in lengths]
         parts: list[list[bytes]] = [[] for _ in sizes]
         for at in range(0, max(sizes), TEXT):
             for part, said in zip(
-                parts, self._say(text[at : at + TEXT], TEXT, waiting), strict=True
+                parts, self._say(text[at : at + TEXT], TEXT, label, waiting), strict=True
             ):
                 part.append(said)
         texts = [
@@ -254,7 +258,7 @@ class InHost:
         """Tell the others that this process ends."""
         self._gang.leave()
 
-    def _say(self, said: bytes, size: int, waiting: Any) -> list[bytes]:
+    def _say(self, said: bytes, size: int, label: Label, waiting: Any) -> list[bytes]:
         """Give all members `size` bytes of each."""
         plan = Plan()
         plan.post(0, size, 0, external=True)
@@ -262,7 +266,9 @@ class InHost:
         plan.gather(0, size)
         everyone = bytearray(size * self.members)
         text = said.ljust(size, b"\0")
-        while self._gang.run(plan, 1, False, _SLICE_US, text, everyone) != _DONE:
+        while status := self._gang.run(plan, 1, False, _SLICE_US, text, everyone):
+            if status == _LEFT:
+                raise self._gone(label)
             waiting([self._team.local[i] for i in self._gang.missing()])
         return [bytes(everyone[i * size : (i + 1) * size]) for i in range(self.members)]
 
