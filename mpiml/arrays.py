@@ -170,6 +170,8 @@ def _torch_to_host(x: Any) -> tuple["np.ndarray[Any, Any]", tuple[Any, ...], boo
     if x.layout is not torch.strided or x.is_quantized or device not in ("cpu", "cuda"):
         return None
     flat = x.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    if flat.numel() == 1:  # it is contiguous whatever its stride says, and stays as it is
+        flat = flat.as_strided((1,), (1,))
     # As bytes, since NumPy has no bfloat16 and none of the 8-bit floats.
     host = flat.view(torch.uint8).cpu().numpy()
     # By name: a torch.dtype pickles, but only after a search of all modules.

@@ -280,6 +280,13 @@ def _outs(
                     f"allreduce: out{spec.path}: expected a contiguous tensor, got strides "
                     f"{tuple(target.stride())}"
                 )
+            if flat.is_conj() or flat.is_neg():
+                raise UsageError(
+                    f"allreduce: out{spec.path}: expected memory that holds the numbers, got a "
+                    "view that conjugates or negates what it shows. Pass out=torch.empty_like(x)."
+                )
+            if flat.numel() == 1:  # contiguous whatever its stride says
+                flat = flat.as_strided((1,), (1,))
             raw = flat.reshape(-1).view(arrays.namespace(target).uint8).numpy()
             view = raw.view(array.dtype).reshape(spec.shape)
         _target(array, view, spec.path)

@@ -1,9 +1,10 @@
 """Nested containers of arrays as a flat list, and back; by the library optree.
 
 Keys of a dict count in sorted order, so that members who filled it in another order still
-reduce the same leaf together. The containers are those of optree: dict, list, tuple, named
-tuple, OrderedDict, defaultdict, deque, and classes registered with optree, under the
-namespace ``"mpiml"`` or for all.
+reduce the same leaf together; keys that have no order, members of an enum or complex numbers,
+count in the order in which they were put in, which must then be the same on all members. The
+containers are those of optree: dict, list, tuple, named tuple, OrderedDict, defaultdict, deque,
+and classes registered with optree, under the namespace ``"mpiml"`` or for all.
 """
 
 import functools

@@ -255,3 +255,21 @@ def test_what_belongs_to_a_communicator_goes_with_it():
     gc.collect()
     assert not any(team() for team in teams)
     assert len(os.listdir("/proc/self/fd")) <= files + 2
+
+
+def test_tensors_whose_strides_or_bits_are_not_what_they_show():
+    torch = pytest.importorskip("torch")
+
+    def body(team):
+        single = torch.arange(4.0)[1:3:2]  # stride 2, and contiguous all the same
+        assert allreduce(single, comm=team).tolist() == [2.0]
+        out = torch.zeros(4)
+        assert allreduce(torch.ones(1), comm=team, out=out[1:3:2]).tolist() == [2.0]
+        assert out.tolist() == [0.0, 2.0, 0.0, 0.0]
+        x = torch.tensor([1 + 2j])
+        assert allreduce(x.conj(), comm=team).tolist() == [2 - 4j]
+        assert allreduce(x.conj().imag, comm=team).tolist() == [-4.0]
+        with pytest.raises(UsageError, match="conjugates or negates"):
+            allreduce(x, comm=team, out=torch.zeros_like(x).conj())
+
+    together(2, body)

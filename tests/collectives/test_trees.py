@@ -136,6 +136,12 @@ def test_tensors_of_torch():
         flatten([torch.eye(2).to_sparse()])
 
 
+def test_keys_without_an_order_count_as_they_were_put_in():
+    one, two = np.zeros(1), np.zeros(2)
+    assert flatten({2j: two, 1j: one})[2] == ("[2j]", "[1j]")
+    assert flatten({"b": two, "a": one})[2] == ("['a']", "['b']")
+
+
 def test_arrays_of_jax():
     jax = pytest.importorskip("jax")
     x = jax.numpy.zeros((2, 3), "bfloat16")
