@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from mpiml.collectives.ops import dtype_code, dtype_name, numpy_dtype
+from mpiml.errors import UsageError
 
 __all__ = [
     "Leaf",
@@ -26,6 +27,8 @@ __all__ = [
 
 #: bytes; of a cache line, and of the widest vector register
 LINE: Final = 64
+
+_MOST: Final = 1 << 47  # bytes that a process can address
 
 _BYTES: Final = {"bfloat16": 2, "bool": 1}  # known without ml_dtypes
 
@@ -71,6 +74,11 @@ class Regions:
     ----------
     leaves : iterable of Leaf
         In the order of the tree. Regions stand in the order in which their dtypes appear.
+
+    Raises
+    ------
+    UsageError
+        They are larger than any memory.
     """
 
     def __init__(self, leaves: Iterable[Leaf]) -> None:
@@ -88,6 +96,11 @@ class Regions:
                 end += _whole_lines(math.prod(self.leaves[number].shape) * size)
             code = dtype_code(name, "mpiml.collectives")
             regions.append(Region(name, code, start, (end - start) // size))
+        if end > _MOST:
+            raise UsageError(
+                f"mpiml.collectives: expected at most {_MOST:,} bytes, which a process can "
+                f"address, got arrays of {end:,} bytes together. Look at the shapes."
+            )
         self.regions = tuple(regions)
         self.nbytes = end  #: of the block, a multiple of 64
         self._offsets = tuple(offsets)

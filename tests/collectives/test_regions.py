@@ -18,6 +18,7 @@ from mpiml.collectives.regions import (
     specs_of,
     stripe,
 )
+from mpiml.errors import UsageError
 
 LEAVES = st.lists(
     st.builds(
@@ -147,3 +148,9 @@ def test_the_first_difference_names_both_and_who():
 )
 def test_numbers_of_members(numbers, text):
     assert members(numbers) == text
+
+
+@pytest.mark.parametrize("count", [1 << 47, 1 << 63, 1 << 80])
+def test_more_than_any_memory(count):
+    with pytest.raises(UsageError, match="at most 140,737,488,355,328 bytes"):
+        Regions([Leaf("", (count,), "int8"), Leaf("['x']", (1,), "int8")])
