@@ -10,6 +10,7 @@ except ImportError as error:
 
     raise MissingLibraryError("mpiml.jax", "JAX", "jax", error) from None
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -19,7 +20,7 @@ from jax.experimental import io_callback
 
 from mpiml.collectives.alike import agree_on, guarded, refuse
 from mpiml.collectives.bucket import Bucket
-from mpiml.collectives.gradients import assign, check_options
+from mpiml.collectives.gradients import assign, check_compress, check_options
 from mpiml.collectives.labels import Label
 from mpiml.collectives.members import team_of
 from mpiml.collectives.ops import COMPLEX, FLOATS, dtype_name
@@ -29,6 +30,7 @@ from mpiml.errors import UsageError
 __all__ = ["GradientSync"]
 
 _WHERE: Final = "mpiml.jax.GradientSync"
+_LONG: Final = 400  # characters of a structure in a message
 _Spec: Any = jax.ShapeDtypeStruct
 
 
@@ -99,16 +101,24 @@ class GradientSync:
         self._team = team_of(comm, _WHERE)
         self._op = ""
         self._compress = compress
-        caught, text = None, ""
+        caught: Exception | None = None
+        text = said = ""
         try:
             self._op = check_options(_WHERE, op, bucket_bytes=bucket_bytes)
             self._names, leaves, self._treedef = _leaves(like, self._title)
             self._shapes = [_Spec(leaf.shape, leaf.dtype) for leaf in leaves]
-            text = f"{self._op!r} {bucket_bytes!r} {compress!r}\n{self._text()}"
-        except UsageError as error:  # the others must hear of it
+            named = [
+                (f"leaf {name}" if name else "", s)
+                for name, s in zip(self._names, leaves, strict=True)
+            ]
+            codec = check_compress(self._title, compress, named)
+            text = f"op={self._op!r}\nbucket_bytes={bucket_bytes!r}\ncompress={codec}"
+            said = self._text()
+        except Exception as error:  # the others must hear of it
             caught = error
         cure = "Make the tree the same way on every member."
-        agree_on(self._team, self._title, text, caught, "tree and arguments", cure)
+        what = "tree and arguments"
+        agree_on(self._team, self._title, text, caught, what, cure, leaves=said)
         sizes = [math.prod(s.shape) * s.dtype.itemsize for s in self._shapes]
         self._plan = assign(sizes, bucket_bytes, bucket_bytes)
         self._buckets = [
@@ -275,12 +285,13 @@ class GradientSync:
         ):
             return leaves
         expected, got = self._text().split("\n"), _text(names, leaves).split("\n")
-        odd = next(
-            (i for i, (a, b) in enumerate(zip(expected, got, strict=False)) if a != b), 0
-        )
+        pairs = itertools.zip_longest(expected, got, fillvalue="no more")
+        odd = next(((a, b) for a, b in pairs if a != b), None)
+        # Where each leaf is what it was, they stand in containers of other kinds.
+        first, second = odd or _structures(str(self._treedef), str(treedef))
         raise UsageError(
-            f"{self._title}: expected a tree as the one that it was made for, with "
-            f"{expected[odd]}, got {got[odd]} ({len(expected)} and {len(got)} leaves). "
+            f"{self._title}: expected a tree as the one that it was made for, with {first}, got "
+            f"{second} ({len(expected)} and {len(got)} leaves). "
             "Make another GradientSync for another tree."
         )
 
@@ -298,6 +309,16 @@ def _leaves(tree: Any, title: str) -> tuple[list[str], list[Any], Any]:
     for name, leaf in zip(names, leaves, strict=True):
         _check_leaf(name, leaf, title)
     return names, leaves, treedef
+
+
+def _structures(*texts: str) -> tuple[str, ...]:
+    """Return two structures as a message shows them, long ones from where they differ."""
+    alike = itertools.takewhile(lambda pair: len(set(pair)) == 1, zip(*texts, strict=False))
+    first = max(sum(1 for _ in alike) - _LONG // 4, 0)
+    start = first if max(map(len, texts)) > _LONG else 0
+    head = "..." if start else ""
+    parts = [(text[start : start + _LONG], len(text) > start + _LONG) for text in texts]
+    return tuple(f"the structure {head}{part}{'...' if more else ''}" for part, more in parts)
 
 
 def _traced(leaf: Any) -> bool:

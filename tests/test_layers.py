@@ -152,7 +152,13 @@ FLOORS = {
         ["mpiml.launch", "mpiml.testing"],
     ],
     "frameworks": [
-        ["mpiml.jax", "mpiml.torch.checks", "mpiml.torch.memory", "mpiml.torch.store"],
+        [
+            "mpiml.jax",
+            "mpiml.torch.checks",
+            "mpiml.torch.memory",
+            "mpiml.torch.store",
+            "mpiml.torch.watching",
+        ],
         ["mpiml.torch.group", "mpiml.torch.parcels"],
         ["mpiml.torch.reducing"],
         ["mpiml.torch.joining"],

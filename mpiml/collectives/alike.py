@@ -5,7 +5,7 @@ from contextlib import suppress
 from hashlib import blake2b
 from typing import Any, TypeVar
 
-from mpiml.collectives.labels import Label
+from mpiml.collectives.labels import REFUSED, Label
 from mpiml.collectives.regions import first_difference
 from mpiml.collectives.team import Team
 from mpiml.errors import MpimlError, ServiceGoneError, UsageError
@@ -13,6 +13,7 @@ from mpiml.errors import MpimlError, ServiceGoneError, UsageError
 __all__ = ["agree_on", "guarded", "refuse"]
 
 _BAD = "!"
+_LEAVES = "\0"  # between arguments and leaves
 _MOST = 64 << 20  # bytes of all texts together
 _T = TypeVar("_T")
 _Meeting = Callable[[Label], Any]
@@ -26,6 +27,7 @@ def agree_on(
     what: str,
     cure: str,
     label: Any = None,
+    leaves: str = "",
 ) -> None:
     """Raise on every member where one cannot go on, or they differ.
 
@@ -38,13 +40,15 @@ def agree_on(
     title : str
         Opens the message.
     text : str
-        What is compared, a line for each thing.
+        What is compared, a line for each thing: arguments.
     caught : Exception, optional
         Why this member cannot go on.
     what, cure : str
         What was expected to be the same, and what to do.
     label : optional
         What a member that waits is waiting in; `title` by default.
+    leaves : str
+        What else is compared, a line for each array: `Regions.digest_text`.
 
     Raises
     ------
@@ -52,7 +56,9 @@ def agree_on(
         `caught`, or what another member says of its own; or the first line in which they
         differ.
     """
-    own = (f" {text}" if caught is None else f"{_BAD}{caught}").encode()
+    kind = "" if isinstance(caught, MpimlError) else f"{type(caught).__name__}: "
+    said_here = f" {text}{_LEAVES}{leaves}" if caught is None else f"{_BAD}{kind}{caught}"
+    own = said_here.encode("utf-8", "backslashreplace")
     digest = own[:1] + blake2b(own, digest_size=16).digest()
     said_all = team.exchange(digest, label or title)
     if caught is None and len(set(said_all)) == 1:
@@ -65,12 +71,14 @@ def agree_on(
     for name, said in zip(team.names, texts, strict=True):
         if said.startswith(_BAD):
             raise UsageError(f"{said[1:]} (on {name})")
-    difference = first_difference([said[1:] for said in texts])
-    if difference:
-        raise UsageError(
-            f"{title}: expected the same {what} on all {team.size} members of {team.title}, got "
-            f"{difference}. This is member {team.index}. {cure}"
-        )
+    parts = [said[1:].partition(_LEAVES) for said in texts]
+    difference = first_difference([text for text, _, _ in parts], "") or first_difference(
+        [leaves for _, _, leaves in parts]
+    )
+    raise UsageError(
+        f"{title}: expected the same {what} on all {team.size} members of {team.title}, got "
+        f"{difference or 'others'}. This is member {team.index}. {cure}"
+    )
 
 
 def guarded(team: Team, where: str, work: Callable[[], _T], *meetings: _Meeting) -> _T:
@@ -115,7 +123,7 @@ def refuse(team: Team, where: str, error: Exception, *meetings: _Meeting) -> Non
         in their order.
     """
     kind = "" if isinstance(error, MpimlError) else f"{type(error).__name__}: "
-    label = Label(" ".join(f"{where}, refused: {kind}{error}".split()))
+    label = Label(" ".join(f"{where}{REFUSED}{kind}{error}".split()))
     for meeting in meetings:
         # the others' error, which tells of this one; or nobody is there any more
         with suppress(UsageError, ServiceGoneError):

@@ -170,13 +170,15 @@ def stripe(count: int, itemsize: int, index: int, size: int) -> tuple[int, int]:
     )
 
 
-def first_difference(texts: Sequence[str]) -> str:
+def first_difference(texts: Sequence[str], counted: str = "leaf") -> str:
     """Return the first line in which the members differ, and who says what.
 
     Parameters
     ----------
     texts : sequence of str
         What `Regions.digest_text` returned on each member, in their order.
+    counted : str
+        What a line is of; empty: lines are not numbered.
 
     Returns
     -------
@@ -185,14 +187,15 @@ def first_difference(texts: Sequence[str]) -> str:
         (member 1)``; empty where all are equal.
     """
     tables = [text.splitlines() for text in texts]
+    absent = f"no such {counted}" if counted else "nothing more"
     for number in range(max(map(len, tables), default=0)):
         groups: dict[str, list[int]] = {}
         for member, table in enumerate(tables):
-            line = table[number] if number < len(table) else "no such leaf"
+            line = table[number] if number < len(table) else absent
             groups.setdefault(line, []).append(member)
         if len(groups) > 1:
             said = ", ".join([f"{line} ({members(who)})" for line, who in groups.items()])
-            return f"leaf {number}: {said}"
+            return f"{counted} {number}: {said}" if counted else said
     return ""
 
 

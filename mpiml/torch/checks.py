@@ -75,7 +75,7 @@ def _check_parameter(
 
 def describe(model: torch.nn.Module, options: Mapping[str, Any]) -> str:
     """Return what members compare, a line for each parameter, buffer and argument."""
-    lines = [f"{key}={value!r}" for key, value in options.items()]
+    lines = [f"{key}={value}" for key, value in options.items()]
     lines += [
         f"parameter {name!r} {_layout(p)}{'' if p.requires_grad else ' frozen'}"
         for name, p in model.named_parameters()

@@ -14,7 +14,7 @@ import torch
 
 from mpiml.collectives.alike import agree_on
 from mpiml.collectives.bucket import Bucket
-from mpiml.collectives.gradients import assign, check_options
+from mpiml.collectives.gradients import assign, check_compress, check_options
 from mpiml.collectives.members import team_of
 from mpiml.errors import UsageError
 from mpiml.torch.checks import WHERE, check_model, describe
@@ -22,6 +22,7 @@ from mpiml.torch.joining import Join
 from mpiml.torch.memory import Courier
 from mpiml.torch.parcels import Parcel
 from mpiml.torch.reducing import Reduction
+from mpiml.torch.watching import ForwardHook, Watch
 
 __all__ = ["GradientSync"]
 
@@ -109,12 +110,11 @@ class GradientSync:
         self._fallback = fallback
         self._closed = False
         self._team = team_of(comm, WHERE)
-        op = self._agree({
+        op = self._agree(compress, {
             "op": op, "bucket_bytes": bucket_bytes, "first_bucket_bytes": first_bucket_bytes,
-            "compress": repr(compress), "broadcast": broadcast,
-            "broadcast_buffers": broadcast_buffers, "find_unused": find_unused,
+            "broadcast": broadcast, "broadcast_buffers": broadcast_buffers,
+            "find_unused": find_unused,
         })  # fmt: skip
-        self._frozen = [(key, p) for key, p in model.named_parameters() if not p.requires_grad]
         parcels, control = self._make_buckets(first_bucket_bytes)
         self._reduction = Reduction(
             self._team, self._title, parcels, control, op, compress, find_unused
@@ -132,11 +132,7 @@ class GradientSync:
             self._reduction.buffers = self._courier.bucket
         if broadcast:
             self.broadcast()
-        self._hooks: list[Any] = [model.register_forward_pre_hook(self._on_forward)]
-        for slot in self._reduction.slots:
-            param: Any = slot.param
-            hook = self._reduction.hook(slot)
-            self._hooks.append(param.register_post_accumulate_grad_hook(hook))
+        self._hooks = self._hooked()
 
     # -- what the user calls -------------------------------------------------------------------
 
@@ -248,15 +244,26 @@ class GradientSync:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _agree(self, options: Mapping[str, Any]) -> str:
+    def __reduce__(self) -> Any:
+        raise UsageError(
+            f"{self._title}: it belongs to this process and to one model, and cannot be copied "
+            "or saved. Keep it outside of the model, and copy or save the model alone."
+        )
+
+    def _agree(self, compress: Any, options: Mapping[str, Any]) -> str:
         """Return the name of the operation; raise on all where one cannot go on, or they differ."""
-        caught, text, op = None, "", ""
+        caught: Exception | None = None
+        text = op = ""
         try:
             sizes = {key: value for key, value in options.items() if key.endswith("_bytes")}
             op = check_options(WHERE, options["op"], **sizes)
             check_model(self._model, self._title)
-            text = describe(self._model, {**options, "op": op})
-        except UsageError as error:  # the others must hear of it
+            named = [(f"parameter {k!r}", p) for k, p in self._model.named_parameters()]
+            codec = check_compress(
+                self._title, compress, [n for n in named if n[1].requires_grad]
+            )
+            text = describe(self._model, {**options, "op": repr(op), "compress": codec})
+        except Exception as error:  # the others must hear of it
             caught = error
         cure = "Make the model the same way on every member."
         agree_on(self._team, self._title, text, caught, "model and arguments", cure)
@@ -284,6 +291,18 @@ class GradientSync:
         )
         return parcels, control
 
+    def _hooked(self) -> list[Any]:
+        """Have the reduction called by the model's forward and by its gradients."""
+        reduction = self._reduction
+        trained: list[Any] = [slot.param for slot in reduction.slots]
+        reduction.watch = Watch(self._model, trained, self._title).check
+        hooks: list[Any] = [
+            self._model.register_forward_pre_hook(ForwardHook(reduction.on_forward))
+        ]
+        for slot, param in zip(reduction.slots, trained, strict=True):
+            hooks.append(param.register_post_accumulate_grad_hook(reduction.hook(slot)))
+        return hooks
+
     def _courier_of(self, tensors: list[torch.Tensor], what: str) -> Courier:
         title = f"{self._title}, {what}"
         return Courier(self._comm, tensors, self._bytes, title, self._fallback)
@@ -294,16 +313,6 @@ class GradientSync:
     def _send_buffers(self, root: int) -> None:
         assert self._courier is not None
         self._courier.send(self._buffers(), root)
-
-    def _on_forward(self, *_: Any) -> None:
-        """Refuse what would go unnoticed."""
-        self._reduction.on_forward()
-        for key, param in self._frozen:
-            if param.requires_grad:
-                raise UsageError(
-                    f"{self._title}: parameter {key!r} was frozen when it was made, and is "
-                    "trained now: its gradients would not be reduced. Make a new GradientSync."
-                )
 
     def _check_open(self) -> None:
         if self._closed:

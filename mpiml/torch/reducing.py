@@ -83,6 +83,7 @@ class Reduction:
         self.join: _Joined | None = None
         self.send_buffers: Callable[[int], None] | None = None
         self.buffers: Bucket | None = None  # by which it sends them
+        self.watch: Callable[[], None] | None = None  # refuses a model that has changed
         self.counts = {"backwards": 0, "reduced_early": 0, "wait_seconds": 0.0}
         self._compress = compress
         self._find_unused = find_unused
@@ -114,6 +115,8 @@ class Reduction:
             _queue_callback(self._on_end)
         if not self.active:
             self.begin()
+            if self.watch is not None:
+                self.watch()  # the model may have been called by a part of it
         again = slot.ready and slot.parcel.request is not None
         if again or (self._inside and self.op == "sum"):  # a mean of means is the mean
             raise UsageError(
@@ -129,7 +132,7 @@ class Reduction:
                 self.counts["reduced_early"] += 1
 
     def on_forward(self) -> None:
-        """Refuse to go on after a backward that did not come to its end."""
+        """Refuse what would go unnoticed: a model that has changed, a backward without an end."""
         if _current_task() != -1:
             return  # a checkpoint computes it again
         self._inside = False
@@ -140,6 +143,8 @@ class Reduction:
                 "members wait for the gradients of this one: let the error end the program, or "
                 "make the checkpoints with use_reentrant=False."
             )
+        if self.watch is not None and torch.is_grad_enabled():
+            self.watch()
 
     def begin(self) -> None:
         """Begin a backward that reduces: one round of the members, whatever it is made of."""

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import mpiml.torch  # noqa: E402
-from mpiml.collectives.compression import Cast, TopK  # noqa: E402
+from mpiml.collectives.compression import Cast, ErrorFeedback, TopK  # noqa: E402
 from mpiml.torch import GradientSync  # noqa: E402
 from tests.torch.learning import batch, each, learn, net  # noqa: E402
 
@@ -150,7 +150,7 @@ def test_models_that_differ(mode):
     refused(
         mode,
         lambda member: net(sizes=(6, 16, 2 + member % 2)),
-        r"expected the same model and arguments on all .*got leaf \d+: parameter '2.weight' "
+        r"expected the same model and arguments on all .*got parameter '2.weight' "
         r"\(2, 16\) float32 .*'2.weight' \(3, 16\) float32",
     )
 
@@ -171,6 +171,53 @@ def test_one_member_that_cannot_go_on_is_an_error_on_all(mode):
         return [net()] if member == 1 else net()
 
     refused(mode, make, r"expected a torch.nn.Module, got list.*ModuleList")
+
+
+class Half:
+    """A codec of the user's; two of them look different."""
+
+    def encode(self, array):
+        return array.astype("float16")
+
+    def decode(self, payload, shape, dtype):
+        return payload.astype(dtype).reshape(shape)
+
+
+@each
+def test_codecs_of_the_users_are_told_apart_by_their_class(mode):
+    def body():
+        me = mpiml.context()
+        for make in (Half, lambda: ErrorFeedback(Half())):
+            model = net()
+            GradientSync(model, compress=make())
+            model(batch(me.index, 4)).square().mean().backward()
+            expected = mean_of(net, lambda m, i: m(batch(i, 4)).square().mean(), me.replicas)
+            torch.testing.assert_close(grads(model), expected, rtol=1e-2, atol=1e-3)
+        with pytest.raises(mpiml.UsageError, match=r"got compress=(Half|Cast)"):
+            GradientSync(net(), compress=Cast() if me.index else Half())
+
+    learn(mode, body)
+
+
+@each
+@pytest.mark.parametrize(
+    ("wrong", "match"),
+    [
+        ("bfloat16", r"GradientSync: compress: expected None, .*, got str"),
+        (TopK, r"expected an object, got the class TopK itself"),
+        (TopK(0.1), r"parameter '0.weight': expected one of the dtypes .*got complex64"),
+    ],
+)
+def test_a_codec_that_is_none_is_refused_at_once_on_all(mode, wrong, match):
+    def body():
+        odd = mpiml.context().index == 1
+        model = net()
+        if isinstance(wrong, TopK):
+            model[0].weight = torch.nn.Parameter(model[0].weight.to(torch.complex64))
+        with pytest.raises(mpiml.UsageError, match=match):
+            GradientSync(model, compress=wrong if odd else None)
+
+    learn(mode, body)
 
 
 @pytest.mark.parametrize(
@@ -340,7 +387,7 @@ def test_a_sparse_gradient_is_refused():
         with pytest.raises(mpiml.UsageError, match="'table': expected a dense gradient"):
             model(torch.tensor([1])).sum().backward()
 
-    learn("threads-1", body)
+    learn("mpi", body)
 
 
 def test_a_model_that_was_converted_is_refused():
