@@ -51,7 +51,7 @@ def allreduce(
     ----------
     x : array or tree of arrays
         NumPy, CuPy, torch or JAX arrays of any shape; the same shapes and dtypes on every
-        member.
+        member. Or one Python number, for one back.
     op : {"sum", "mean", "min", "max", "prod"} or mpi4py.MPI.Op
         float16 and bfloat16 are combined in float32 and rounded once; integers wrap; NaN
         wins in min and max.
@@ -77,6 +77,8 @@ def allreduce(
         On all members.
     """
     team = team_of(comm, "allreduce")
+    if isinstance(x, int | float | complex) and out is None and not hasattr(x, "dtype"):
+        return _tree(team, np.asarray(x), op, compress, None, name).item()
     if type(x) is np.ndarray and compress is None and (out is None or type(out) is np.ndarray):
         return _one(team, x, op, out, name)
     return _tree(team, x, op, compress, out, name)

@@ -114,8 +114,8 @@ class Bucket:
         self._shared: memoryview | None = None
         self._channel: Any
         with team.round(label):
-            text = f"{label.head}\n{said}"
-            agree_on(team, where, text, caught, "arguments and arrays", _SAME, label)
+            what = "arguments and arrays"
+            agree_on(team, where, label.head, caught, what, _SAME, label, said)
             self.regions = regions
             self.number = team.number()  # internal
             self._calls = Calls(regions, team.size, name, self.number)

@@ -23,6 +23,8 @@ _HERE: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.
 _IN: Final = " in bucket "
 _kinds: dict[str, int] = {}  # file -> 0 mpiml's, 1 a library's, 2 the user's
 
+REFUSED: Final = ", refused: "  #: in the head of a call that a member cannot make
+
 _Site = tuple[str, int]
 
 
@@ -172,6 +174,14 @@ def mismatch(
             [one[1] if one else part[0], *part[1:]]
             for one, part in zip(found, parts, strict=True)
         ]
+    this = "" if index is None else f" This is member {index}."
+    refused = [member for member, (head, _, _) in enumerate(parts) if REFUSED in head]
+    if refused:
+        call, _, why = parts[refused[0]][0].removesuffix("()").partition(REFUSED)
+        return UsageError(
+            f"{where}: {members(refused)} could not take part in {call}"
+            f"{_places(parts, refused)}: {why}{this}"
+        )
     calls: dict[str, list[int]] = {}
     for member, (head, _, _) in enumerate(parts):
         calls.setdefault(head, []).append(member)
@@ -188,7 +198,6 @@ def mismatch(
         got += first_difference([leaves for _, _, leaves in parts]) or "no difference found"
         cure = "Give the same tree, shapes and dtypes on every member."
     got = f"as number {number} of each: {got}" if number else got
-    this = "" if index is None else f" This is member {index}."
     return UsageError(
         f"{where}: expected the same operation on all {len(parts)} members, got {got}.{this} "
         f"{cure}"

@@ -59,7 +59,7 @@ def _attached() -> Callable[..., Any]:
         if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
             raise UsageError(
                 f"{where}: comm: expected an mpi4py intracommunicator, or None for the role of "
-                f"a node, got {comm!r}"
+                f"a node, got {comm!r}{'. Arrays go to like=.' if where == 'Bucket' else ''}"
             )
         return attached(comm, make)
 

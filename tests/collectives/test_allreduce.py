@@ -133,6 +133,19 @@ def test_an_out_that_overlaps_its_argument(members, shift):
     members_of(members)(body)
 
 
+@everywhere
+def test_a_number_gives_a_number(members):
+    def body(comm):
+        index, size = index_size(comm)
+        loss = allreduce(0.5 * (index + 1), "mean", comm)
+        count = allreduce(index, "max", comm)
+        assert (loss, count) == ((size + 1) / 4, size - 1)
+        assert (type(loss), type(count)) == (float, int)
+        return True
+
+    members_of(members)(body)
+
+
 @pytest.mark.mpi(min_size=2)
 def test_operations_of_mpi4py_everywhere():
     from mpi4py import MPI
@@ -158,7 +171,10 @@ ODD = {
     "op": (lambda x, comm: allreduce(x, ["sum"], comm), "op: expected 'sum'"),
     "name": (lambda x, comm: allreduce(x, comm=comm, name=["a"]), "name: expected a str"),
     "object": (lambda x, comm: allreduce(x.astype(object), comm=comm), "got object"),
-    "number": (lambda x, comm: allreduce(3.0, comm=comm), r"the number 3.0. Make it an array"),
+    "number": (
+        lambda x, comm: allreduce([3.0], comm=comm),
+        r"the number 3.0. Make it an array",
+    ),
     "none": (lambda x, comm: allreduce({"a": None}, comm=comm), r"leaf \['a'\]: .* got None"),
     "text": (lambda x, comm: allreduce("abc", comm=comm), "Only numbers can be reduced"),
     "order": (lambda x, comm: allreduce(x.astype(">f8"), comm=comm), "byte order"),
