@@ -13,7 +13,7 @@ jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
 
 import mpiml.jax  # noqa: E402
-from mpiml.collectives.compression import Cast, TopK  # noqa: E402
+from mpiml.collectives.compression import Cast, ErrorFeedback, TopK  # noqa: E402
 from mpiml.jax import GradientSync  # noqa: E402
 
 #: In threads a test runs with 2 learners and with 4, on ranks with as many as there are.
@@ -232,8 +232,75 @@ def test_trees_that_differ(mode):
     refused(
         mode,
         lambda member: {"a": jnp.ones(2), "b": jnp.ones(3 + member % 2)},
-        r"expected the same tree and arguments .* leaf 2: \['b'\] \(3,\) float32 \(member",
+        r"expected the same tree and arguments .* leaf 1: \['b'\] \(3,\) float32 \(member",
     )
+
+
+@each
+def test_a_tree_of_one_array_counts_from_its_first_leaf(mode):
+    refused(
+        mode,
+        lambda member: jnp.ones(3 + member % 2),
+        r" leaf 0: the array \(3,\) float32 \(member",
+    )
+
+
+class Half:
+    """A codec of the user's; two of them look different."""
+
+    def encode(self, array):
+        return array.astype("float16")
+
+    def decode(self, payload, shape, dtype):
+        return payload.astype(dtype).reshape(shape)
+
+
+@each
+def test_codecs(mode):
+    """Those of the user's are told apart by their class; what is none is refused at once."""
+
+    def body():
+        me = mpiml.context()
+        for make in (Half, lambda: ErrorFeedback(Half())):
+            sync = GradientSync(jnp.ones(2), compress=make())
+            assert sync(jnp.ones(2)).tolist() == [1.0, 1.0]
+        with pytest.raises(mpiml.UsageError, match=r"got compress=(Half|Cast)"):
+            GradientSync(jnp.ones(2), compress=Cast() if me.index else Half())
+        complex_ = {"a": jnp.ones(2, jnp.complex64)}
+        for wrong, like, text in (
+            ("bfloat16", jnp.ones(2), "compress: expected None, .* got str"),
+            (TopK, jnp.ones(2), "got the class TopK itself"),
+            (Cast(), complex_, r"leaf \['a'\]: expected one of the dtypes .* got complex64"),
+        ):
+            with pytest.raises(mpiml.UsageError, match=text):
+                GradientSync(like, compress=wrong if me.index == 1 else None)
+
+    learn(mode, body)
+
+
+@pytest.mark.parametrize(
+    ("like", "other", "match"),
+    [
+        (
+            (1,),
+            [1],
+            r"with the structure PyTreeDef\(\(\*,\)\), got the .* PyTreeDef\(\[\*\]\) \(",
+        ),
+        ([1], [1, 1], r"with no more, got \[1\] \(2,\) float32 \(1 and 2 leaves\)"),
+        ([1, 1], [1], r"with \[1\] \(2,\) float32, got no more \(2 and 1 leaves\)"),
+        ([*[1] * 300, (1,)], [*[1] * 300, [1]], r"structure \.\.\..*\(\*,\)\]\).*\[\*\]\]\)"),
+    ],
+    ids=["list", "more", "fewer", "long"],
+)
+def test_another_tree_is_shown(like, other, match):
+    def body():
+        made = [jax.tree.map(lambda _: jnp.ones(2), tree) for tree in (like, other)]
+        sync = GradientSync(made[0])
+        with pytest.raises(mpiml.UsageError, match=match) as caught:
+            sync(made[1])
+        assert len(str(caught.value)) < 1200
+
+    learn("threads-1", body)
 
 
 @each

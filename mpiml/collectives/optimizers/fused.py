@@ -20,7 +20,7 @@ from mpiml.collectives.in_host import ALL, OWN, SHARED
 from mpiml.collectives.labels import Label
 from mpiml.collectives.ops import op_code
 from mpiml.collectives.optimizers.mirror import mirror_of
-from mpiml.collectives.optimizers.shards import SAME, Shards, host_array
+from mpiml.collectives.optimizers.shards import SAME, Shards, check_optimizer, host_array
 from mpiml.collectives.optimizers.stepping import Stepper
 from mpiml.collectives.regions import specs_of, stripe
 from mpiml.collectives.team import Team
@@ -88,8 +88,9 @@ class FusedOptimizer(Stepper):
         super().__init__(bucket, optimizer, name)
         label = Label(self.where, name=name)
         error: Exception | None = None
-        said = ""
+        said = text = ""
         try:
+            said = check_optimizer(optimizer, self.where)
             if not bucket.on_host:
                 raise UsageError(
                     f"{self.where}: bucket: expected gradients in host memory, got some on a "
@@ -99,10 +100,10 @@ class FusedOptimizer(Stepper):
             leaves, treedef, paths = flatten(params, f"{self.where}: params")
             specs = specs_of(leaves, paths)
             layout = mirror_of(bucket.regions, specs, self.where)
-            said = "\n".join([repr(optimizer.state_dict()), *(leaf.text() for leaf in specs)])
+            text = "\n".join([leaf.text() for leaf in specs])
         except Exception as caught:  # the others must hear of it
             error = caught
-        agree_on(self._team, label.head, said, error, *SAME, label)
+        agree_on(self._team, label.head, said, error, *SAME, label, text)
         self._arena = _room(bucket, team, layout.nbytes, label)
         self._memory = memory = self._arena.shared(layout.nbytes)
         if team.index == 0:

@@ -17,7 +17,7 @@ from mpiml.collectives.alike import agree_on
 from mpiml.collectives.bucket import Bucket
 from mpiml.collectives.labels import Label
 from mpiml.collectives.optimizers.mirror import FULL, LOW, Mirror
-from mpiml.collectives.optimizers.shards import SAME, Shards
+from mpiml.collectives.optimizers.shards import SAME, Shards, check_optimizer
 from mpiml.collectives.optimizers.stepping import Stepper
 from mpiml.errors import UsageError
 from mpiml.optim import Coefficients, Optimizer
@@ -78,16 +78,16 @@ class ShardedOptimizer(Stepper):
     ) -> None:
         super().__init__(gradients, optimizer, name)
         self._params = params
-        self._team = params.team
         label = Label(self.where, name=name)
         error: Exception | None = None
-        said = ""
+        said = leaves = ""
         try:
+            said = check_optimizer(optimizer, self.where)
             _check(params, gradients)
-            said = f"{optimizer.state_dict()!r}\n{params.regions.digest_text()}"
+            leaves = params.regions.digest_text()
         except Exception as caught:  # the others must hear of it
             error = caught
-        agree_on(self._team, label.head, said, error, *SAME, label)
+        agree_on(self._team, label.head, said, error, *SAME, label, leaves)
         params.broadcast(0)
         names = [r.dtype_name for r in params.regions.regions]
         layout = Mirror(params.regions, ["float32" if n in LOW else n for n in names])
@@ -149,6 +149,16 @@ class ShardedOptimizer(Stepper):
 
 def _check(params: Bucket, gradients: Bucket) -> None:
     """Refuse buckets that do not go together."""
+    if not isinstance(params, Bucket):
+        raise UsageError(
+            f"{_WHERE}: params: expected an mpiml.collectives.Bucket, got "
+            f"{type(params).__qualname__}. Make one like the parameters, and write them into it."
+        )
+    if gradients is params:
+        raise UsageError(
+            f"{_WHERE}: expected two buckets, one of parameters and one of gradients, got one for "
+            "both. Make a second one like the parameters."
+        )
     if gradients.team is not params.team:
         raise UsageError(
             f"{_WHERE}: expected buckets of the same members, got {params!r} and {gradients!r}"

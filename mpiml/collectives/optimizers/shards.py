@@ -20,7 +20,7 @@ from mpiml.errors import UsageError
 from mpiml.libraries import family
 from mpiml.optim import Optimizer
 
-__all__ = ["SAME", "Shards", "host_array"]
+__all__ = ["SAME", "Shards", "check_optimizer", "host_array"]
 
 #: what members must give alike, and what to do where they do not
 SAME = ("optimizer and parameters", "Build both the same way on every member.")
@@ -148,6 +148,25 @@ class Shards:
             view[...] = host_array(leaf)
         flats = self.layout.flat(memory)
         return [flat[part] for flat, part in zip(flats, self.stripes, strict=True)]
+
+
+def check_optimizer(optimizer: Any, where: str) -> str:
+    """Return what members compare of an optimizer; refuse what is none. Local.
+
+    Raises
+    ------
+    UsageError
+        It is none of `mpiml.optim`, or one of its classes.
+    """
+    if isinstance(optimizer, Optimizer):
+        return repr(optimizer.state_dict())
+    got = type(optimizer).__qualname__
+    if isinstance(optimizer, type):
+        got = f"the class {optimizer.__qualname__} itself"
+    raise UsageError(
+        f"{where}: optimizer: expected an optimizer of mpiml.optim, such as "
+        f"mpiml.optim.Adam(1e-3), got {got}"
+    )
 
 
 def host_array(array: Any) -> "np.ndarray[Any, Any]":

@@ -36,6 +36,11 @@ class Stepper(ABC):
     _shards: Shards
 
     def __init__(self, gradients: Bucket, optimizer: Optimizer, name: str | None) -> None:
+        if not isinstance(gradients, Bucket):  # there is nobody yet whom one could tell
+            raise UsageError(
+                f"{self.where}: expected an mpiml.collectives.Bucket of gradients, got "
+                f"{type(gradients).__qualname__}"
+            )
         self.optimizer = optimizer
         self._gradients = gradients
         self._team = gradients.team

@@ -145,11 +145,23 @@ def test_what_does_not_go_together_is_an_error_on_all(mode):
                 ShardedOptimizer(params, Bucket(comm, like=other), optim.SGD(0.1))
         whole = Bucket(comm, like=np.zeros(3, "i4"))
         with pytest.raises(UsageError, match="expected parameters of floats, got int32"):
-            ShardedOptimizer(whole, whole, optim.SGD(0.1))
+            ShardedOptimizer(whole, Bucket(comm, like=np.zeros(3, "i4")), optim.SGD(0.1))
+        for wrong, text in (
+            (params, "expected two buckets, .* got one for both"),
+            (like(), r"params: expected an mpiml\.collectives\.Bucket, got dict"),
+        ):
+            gradients = Bucket(comm, like=like())
+            last = params.index == params.size - 1
+            with pytest.raises(UsageError, match=f"^ShardedOptimizer: {text}"):
+                ShardedOptimizer(
+                    wrong if last else params, params if wrong is params else gradients,
+                    optim.SGD(0.1),
+                )  # fmt: skip
         odd = params.index == params.size - 1
         if params.size > 1:
             with pytest.raises(UsageError, match="expected the same optimizer and parameters"):
-                ShardedOptimizer(params, params, optim.SGD(0.2 if odd else 0.1))
+                gradients = Bucket(comm, like=like())
+                ShardedOptimizer(params, gradients, optim.SGD(0.2 if odd else 0.1))
 
     everywhere(mode, body)
 
@@ -183,7 +195,7 @@ def test_buckets_of_other_members():
 def test_closed_bucket(mode):
     def body(comm):
         bucket = Bucket(comm, like=like())
-        model = ShardedOptimizer(bucket, bucket, optim.SGD(0.1))
+        model = ShardedOptimizer(bucket, Bucket(comm, like=like()), optim.SGD(0.1))
         bucket.close()
         with pytest.raises(ServiceGoneError, match="the bucket is closed"):
             model.step()

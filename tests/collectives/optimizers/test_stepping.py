@@ -171,10 +171,22 @@ def test_what_one_member_cannot_make_is_an_error_on_all(mode):
     def body(comm):
         bucket = Bucket(comm, like=np.zeros(9))
         odd = bucket.index == bucket.size - 1
-        with pytest.raises((UsageError, AttributeError), match="no attribute"):
-            FusedOptimizer(bucket, np.zeros(9), None if odd else optim.SGD(0.1))
-        with pytest.raises((UsageError, AttributeError), match="no attribute"):
-            ShardedOptimizer(bucket, bucket, None if odd else optim.SGD(0.1))
+        params = Bucket(comm, like=np.zeros(9))
+        for wrong, got in (
+            (None, "NoneType"),
+            ("adam", "str"),
+            (optim.Adam, "the class Adam itself"),
+        ):
+            given = wrong if odd else optim.SGD(0.1)
+            text = rf"optimizer: expected an optimizer of mpiml\.optim, .*, got {got}"
+            with pytest.raises(UsageError, match=f"FusedOptimizer: {text}"):
+                FusedOptimizer(bucket, np.zeros(9), given)
+            with pytest.raises(UsageError, match=f"ShardedOptimizer: {text}"):
+                ShardedOptimizer(params, bucket, given)
+        with pytest.raises(UsageError, match="Bucket of gradients, got ndarray"):
+            FusedOptimizer(np.zeros(9), bucket, optim.SGD(0.1))  # no members to tell
+        with pytest.raises(UsageError, match="Bucket of gradients, got ndarray"):
+            ShardedOptimizer(bucket, np.zeros(9), optim.SGD(0.1))
         other = Bucket(comm, like=np.zeros(9))
         if odd:
             other.close()
