@@ -85,7 +85,8 @@ class Failures:
     def _note(self, node: HostedNode, error: BaseException, status: int) -> Note:
         rank = self._runtime.engine.rank
         if isinstance(error, SystemExit):
-            text = "" if isinstance(error.code, int) else f"{error.code}\n"
+            text = f"mpiml: {node.title} (rank {rank}) ended the program by sys.exit"
+            text += f"({error.code})\n" if isinstance(error.code, int) else f":\n{error.code}\n"
             return Note(EXIT, status, node.vertex, rank, text)
         packed = pack_error(error)
         text = remote_text(error, node.title, rank)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpiml.callbacks import callbacks
 from mpiml.contents import parts
+from mpiml.fingerprint import own_path
 from mpiml.wire import WAITS, WAITS_QUERY, Frame
 
 if TYPE_CHECKING:
@@ -23,9 +24,17 @@ _LIBRARY = os.path.dirname(os.__file__)
 
 
 def where(frame: FrameType | None) -> str:
-    """Return ``file:line in function`` of the innermost user code on a stack."""
-    while frame is not None and not _is_users(frame.f_code.co_filename):
+    """Return ``file:line in function`` of the innermost user code on a stack.
+
+    Frames of installed packages (a decorator of torch) are passed over, unless there are no
+    others: the user's program may be one.
+    """
+    installed = None
+    while frame is not None and not _is_own(frame.f_code.co_filename):
+        if installed is None and _is_users(frame.f_code.co_filename):
+            installed = frame
         frame = frame.f_back
+    frame = frame or installed
     if frame is None:
         return "no user code"
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno} in {frame.f_code.co_name}"
@@ -36,6 +45,11 @@ def _is_users(file: str) -> bool:
     if file.startswith((_HERE, "<frozen ")):
         return False
     return not file.startswith(_LIBRARY) or "-packages" in file
+
+
+def _is_own(file: str) -> bool:
+    """Return whether a file is the user's, and of no installed package."""
+    return _is_users(file) and own_path(file, None)
 
 
 def thread_frames() -> dict[int, FrameType]:

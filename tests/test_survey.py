@@ -35,6 +35,21 @@ def test_where_finds_the_line_of_user_code():
     assert where(None) == "no user code"
 
 
+@pytest.mark.parametrize("folder", ["site-packages/torch/utils", "dist-packages/torch"])
+def test_frames_of_installed_packages_are_passed_over(folder):
+    """Unless there are no others: the user's program may be installed."""
+    names = {"sys": sys}
+    path = f"/usr/lib/python3/{folder}/_contextlib.py"
+    code = "def decorate_context():\n    return sys._getframe()\n"
+    exec(compile(code, path, "exec"), names)
+    frame = names["decorate_context"]()
+    alone = types.SimpleNamespace(f_code=frame.f_code, f_lineno=2, f_back=None)
+    mine = sys._getframe()
+    below = types.SimpleNamespace(f_code=frame.f_code, f_lineno=2, f_back=mine)
+    assert where(below).startswith(f"test_survey.py:{mine.f_lineno} in test_frames")
+    assert where(alone) == "_contextlib.py:2 in decorate_context"
+
+
 class Straggler:
     """What `stack_of` needs to know of a node, for the thread that calls it."""
 

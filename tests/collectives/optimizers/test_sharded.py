@@ -159,8 +159,8 @@ def test_what_does_not_go_together_is_an_error_on_all(mode):
                 )  # fmt: skip
         odd = params.index == params.size - 1
         if params.size > 1:
+            gradients = Bucket(comm, like=like())
             with pytest.raises(UsageError, match="expected the same optimizer and parameters"):
-                gradients = Bucket(comm, like=like())
                 ShardedOptimizer(params, gradients, optim.SGD(0.2 if odd else 0.1))
 
     everywhere(mode, body)
