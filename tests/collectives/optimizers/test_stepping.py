@@ -1,5 +1,7 @@
 """What FusedOptimizer and ShardedOptimizer share: errors on all members, drift, the end."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -50,7 +52,9 @@ def test_an_operation_that_one_member_has_wrong_is_an_error_on_all(mode, kind, b
     def body(comm):
         made = Made(kind, comm, optim.SGD(0.1))
         own = "op: expected"
-        with pytest.raises(UsageError, match=own if made.odd else f"refused: .*{own}"):
+        with pytest.raises(
+            UsageError, match=own if made.odd else f"could not take part in .*{own}"
+        ):
             made.model.step(bad if made.odd else "mean")
         made.goes_on()
 
@@ -74,7 +78,10 @@ def test_a_learning_rate_that_raises_is_an_error_on_all(mode, kind):
         with pytest.raises(KeyError if made.odd else UsageError, match="schedule") as caught:
             made.model.step()
         if not made.odd:
-            assert f"{kind.__name__}.step, refused: KeyError: 'schedule'" in str(caught.value)
+            assert re.search(
+                rf"could not take part in {kind.__name__}\.step.*: KeyError: .schedule",
+                str(caught.value),
+            )
         raises.clear()
         made.goes_on()
 
