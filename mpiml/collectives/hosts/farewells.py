@@ -9,6 +9,7 @@ over when the communicator is freed.
 
 import itertools
 import json
+import secrets
 import threading
 import time
 from typing import Any, Final
@@ -26,6 +27,7 @@ _STEP: Final = 0.001
 _ENDING: Final = 5.0  # s, that requests under way have to end when the communicator is freed
 _FREEING: Final = 10.0  # s, that others have to free it too
 _CLOSING: Final = 0.5  # s, that they have where it stays
+_OPENING: Final = "opening a way between hosts"
 _FREED: Final = "the communicator has been freed; free it after the last operation"
 
 
@@ -106,6 +108,7 @@ class Farewells:
         self._doors: dict[int, list[Door]] = {}
         self._lanes: dict[int, Any] = {}
         self._heard: dict[int, tuple[int, str]] = {}  # by channel: operations done, who
+        self._token = ""  # the same on all members, and another for each team
         self._due = 0  # farewells that will come yet
         self._sent: list[tuple[Any, bytes]] = []
         self.ended = ""  #: why nothing goes any more
@@ -130,6 +133,8 @@ class Farewells:
                 peers.append(team.ranks[members[place]])
             mates = sorted({team.ranks[i] for i in team.local} - {team.rank})
         door = Door(self, team, lane, peers, mates)
+        if team.index not in self._numbers:  # its first channel
+            self._token = team.share(secrets.token_hex(4).encode(), _first, _OPENING)
         with self._lock:
             door.number = next(self._numbers.setdefault(team.index, itertools.count(1)))
             self._last = max(self._last, door.number)
@@ -165,7 +170,8 @@ class Farewells:
             for process, first in door.telling():
                 if not first and who == door.own:
                     continue  # that is seen in the host's memory
-                said = json.dumps([door.number, done, lane if first else 0, first, who[:_WHO]])
+                lost = lane if first else 0
+                said = json.dumps([self._token, door.number, done, lost, first, who[:_WHO]])
                 message = said.encode()
                 request = self._comm.Isend([message, MPI.BYTE], process, _TAG)
                 self._sent.append((request, message))
@@ -183,7 +189,9 @@ class Farewells:
         while self._comm.Iprobe(MPI.ANY_SOURCE, _TAG, status):
             memory = bytearray(status.Get_count(MPI.BYTE))
             self._comm.Recv([memory, MPI.BYTE], status.Get_source(), _TAG)
-            self._take(*json.loads(memory))
+            token, *said = json.loads(memory)
+            if token == self._token:  # else of a communicator before, whose number came again
+                self._take(*said)
 
     def _take(self, number: int, done: int, lane: int, first: bool, who: str) -> None:
         self._due -= first
@@ -224,6 +232,10 @@ class Farewells:
         limit = time.monotonic() + seconds
         while not done() and time.monotonic() < limit:
             time.sleep(_STEP)
+
+
+def _first(said: list[bytes]) -> str:
+    return said[0].decode()
 
 
 def _running() -> bool:
