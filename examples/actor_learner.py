@@ -10,7 +10,6 @@ $ python -m mpiml.run -n 4 examples/actor_learner.py
 [evaluator/0] solved after ... episodes: mean return ...
 
 $ python -m mpiml.run examples/actor_learner.py --actors 1
-[evaluator/0] ... episodes: mean return ...
 ...
 [evaluator/0] solved after ... episodes: mean return ...
 """
@@ -21,8 +20,7 @@ import numpy as np
 import mpiml
 
 SCALE = np.array([2.4, 3.0, 0.21, 3.0])  # about the largest values of an observation
-SOLVED = 475.0
-DISCOUNT, RATE, EPISODES_PER_STEP = 0.98, 0.1, 8
+SOLVED, DISCOUNT, RATE, EPISODES_PER_STEP = 475.0, 0.98, 0.1, 8
 
 
 def probability(policy, features):

@@ -352,7 +352,7 @@ if __name__ == "__main__":
     ("args", "status", "out", "err"),
     [
         ([], 0, "value [42]\nafter\n", ""),
-        (["--code", "3"], 3, "", ""),
+        (["--code", "3"], 3, "", "ended the program by sys.exit(3)"),
         (["--code", "-1"], 1, "", "boom"),
         (["--code", "x"], 2, "", "usage:"),
         (["--help"], 0, "--code", ""),
