@@ -28,7 +28,7 @@ class Loose:
 
     Notes
     -----
-    The rule: on one host through shared memory, which is faster than MPI at all sizes; else,
+    The rule: on one host through shared memory; else,
     or where a host has no room, by messages. ``MPIML_ALLREDUCE`` overrides it.
     """
 
