@@ -43,6 +43,7 @@ def test_wrong_threads(threads):
 def test_right_ones():
     check_settings(Settings(), None, "launch")
     check_settings(Settings(0, 0, 0, 0.5, "raise"), 1, "launch")
-    numpy = pytest.importorskip("numpy")
-    number, whole = numpy.float32(1.5), numpy.int64(3)
+    import numpy as np
+
+    number, whole = np.float32(1.5), np.int64(3)
     check_settings(Settings(number, number, whole, number), whole, "launch")

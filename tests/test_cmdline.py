@@ -212,7 +212,6 @@ def test_what_the_file_raises_comes_out_and_leaves_no_half_module(program_file):
     ],
 )
 def test_a_file_with_the_name_of_another_module_is_refused(program_file, name, owner):
-    pytest.importorskip("numpy")
     with pytest.raises(UsageError, match=f"is taken .*{owner}.*Rename the file"):
         load(program_file("", name))
 
