@@ -142,11 +142,17 @@ class Job:
         self._err = tempfile.TemporaryFile("w+")  # noqa: SIM115
         # So the child ends too when this process is ended by its own time limit.
         tie = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
+        # Open MPI names its session's folder by the launcher's process id and refuses one that is
+        # there: a launcher that was killed would stop a later one that gets its number.
+        self._temporary = tempfile.TemporaryDirectory(prefix="job-", ignore_cleanup_errors=True)
+        env = dict(environment() if env is None else env)
+        if env.get("TMPDIR") == os.environ.get("TMPDIR"):
+            env["TMPDIR"] = self._temporary.name
         self._start = time.monotonic()
         self.command = [str(word) for word in command]
         self.process = subprocess.Popen(
             tie + self.command,
-            env=environment() if env is None else env,
+            env=env,
             cwd=cwd,
             stdin=subprocess.DEVNULL if stdin is None else stdin,
             stdout=self._out,
@@ -242,6 +248,7 @@ class Job:
         self.kill()
         self._out.close()
         self._err.close()
+        self._temporary.cleanup()
 
 
 def _text(file):
@@ -298,7 +305,9 @@ def main():
     # Ranks would write the files of pytest's cache, which nobody reads, at the same time.
     env["PYTEST_ADDOPTS"] = f"{env.get('PYTEST_ADDOPTS', '')} -p no:cacheprovider".strip()
     limit = os.environ.get("MPIML_TEST_LIMIT", "600")
-    command = ["timeout", "-k", "10", limit, launcher() or "mpiexec", "-n", sys.argv[1]]
+    env["TMPDIR"] = tempfile.mkdtemp(prefix="job-")  # for the reason that Job gives
+    tidy = ["sh", "-c", '"$@"; rc=$?; rm -rf "$TMPDIR"; exit $rc', "sh"]
+    command = ["timeout", "-k", "10", limit, *tidy, launcher() or "mpiexec", "-n", sys.argv[1]]
     os.execvpe(command[0], [*command, sys.executable, *sys.argv[2:]], env)
 
 

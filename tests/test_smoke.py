@@ -2,6 +2,7 @@
 
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -65,3 +66,28 @@ def test_a_process_that_outlives_the_child_is_listed_and_killed():
     ended = child(sys.executable, "-c", code)
     assert len(ended.leftovers) == 1
     assert "time.sleep(99)" in ended.leftovers[0]
+
+
+def test_a_job_has_a_temporary_folder_of_its_own_that_goes_with_it():
+    code = "import tempfile; print(open(tempfile.mkstemp()[1], 'w').name)"
+    names = []
+    for _ in range(2):
+        with start(sys.executable, "-c", code) as job:
+            names.append(Path(job.wait(30).check().stdout.strip()))
+            assert names[-1].exists()
+        assert not names[-1].parent.exists()
+    assert names[0].parent != names[1].parent
+
+
+def test_a_launcher_starts_beside_what_a_killed_one_left(mpi_launcher, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    # Open MPI names the folder of a session by the launcher's id: of those to come, all taken.
+    code = textwrap.dedent("""
+        import os, pathlib, sys, tempfile
+        for pid in range(os.getpid() + 1, os.getpid() + 400):
+            left = pathlib.Path(sys.argv[1], f"ompi.{pid}")
+            left.mkdir()
+            (left / "pmix.vm.tool").touch()
+    """)
+    child(sys.executable, "-c", code, tmp_path).check()
+    mpiexec(1, "-c", "pass").check()
