@@ -102,6 +102,7 @@ FLOORS = {
         [
             "mpiml.collectives.alike",
             "mpiml.collectives.arena",
+            "mpiml.collectives.peers",
             "mpiml.collectives.gradients",
             "mpiml.collectives.hosts.farewells",
             "mpiml.collectives.members",

@@ -139,15 +139,14 @@ def _target(x: Any, out: Any, path: str) -> Any:
             f"{x.dtype}, got shape {out.shape}, dtype {out.dtype}"
             f"{'' if out.flags.writeable else ', read-only'}"
         )
-    if not out.flags.c_contiguous or (out is not x and _overlap(x, out)):
-        return np.empty(x.shape, x.dtype)
-    return out
+    apart = out is x or not np.may_share_memory(x, out) or _same(x, out)
+    return out if apart and out.flags.c_contiguous else np.empty(x.shape, x.dtype)
 
 
-def _overlap(x: Any, out: Any) -> bool:
-    """Tell whether arrays share memory without being the same."""
-    same = x.ctypes.data == out.ctypes.data and x.strides == out.strides
-    return not same and np.may_share_memory(x, out)
+def _same(x: Any, out: Any) -> bool:
+    """Tell whether arrays of one shape have each element at the same place."""
+    there: bool = x.ctypes.data == out.ctypes.data
+    return there and x.strides == out.strides
 
 
 # -- trees -----------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import numpy as np
 from mpiml.collectives.arena import make_arena
 from mpiml.collectives.hosts.apart import open_apart
 from mpiml.collectives.labels import Label
+from mpiml.collectives.peers import readable
 from mpiml.collectives.staged import CHUNK, Staged
 from mpiml.collectives.team import Team
 from mpiml.config import Config
@@ -50,7 +51,7 @@ class Loose:
     def _in_memory(self, asked: set[str], check: bool, label: Label) -> Staged | None:
         """Return what reduces through shared memory, unless it is refused."""
         self._why = "one host"
-        for way in ("messages", "memory"):
+        for way in ("messages", "memory", "mailboxes"):
             if way in asked:
                 self._why = f"as MPIML_ALLREDUCE={way} says"
                 break
@@ -58,11 +59,15 @@ class Loose:
             return None
         arena = make_arena(self.team, 0, label, CHUNK, 2 * CHUNK)
         if isinstance(arena, SharedMemoryError):
-            if "memory" in asked:
+            if asked & {"memory", "mailboxes"}:
                 raise arena
             self._why = "shared memory was refused"
             return None
-        return Staged(self.team, arena, check)
+        reads = self.team.size > 1 and "mailboxes" not in asked
+        refused = readable(self.team, label) if reads else ""
+        if refused:
+            self._why += f", whose processes may not read each other's memory ({refused})"
+        return Staged(self.team, arena, check, reads and not refused)
 
     def reduce(self, source: Any, out: Any, dtype: str, op: str, label: Label) -> None:
         """Combine an array of all members into `out`, which may be `source`.

@@ -1,9 +1,14 @@
-"""Arrays outside of the arena, reduced through mailboxes in it.
+"""Arrays outside of the arena: read where they lie, or passed through mailboxes.
 
-An array passes in chunks that stay in the caches: every member copies its chunk to its mailbox,
-meets the others, and combines what all have posted straight into its result. There are two
-mailboxes for each, used in turn, so one meeting per chunk is enough. Where members are many,
-each combines a part of the chunk only, and fetches the others' parts after a second meeting.
+Large arrays are read by the other members where the system lets them: each combines its stripe
+of all, and after a meeting reads the others' stripes of the result. So a byte is copied once on
+its way from one process to another.
+
+Small ones, and all where memory may not be read, pass in chunks that stay in the caches: every
+member copies its chunk to its mailbox, meets the others, and combines what all have posted
+straight into its result. There are two mailboxes for each, used in turn, so one meeting per
+chunk is enough. Where members are many, each combines a part of the chunk only, and fetches the
+others' parts after a second meeting.
 """
 
 from collections.abc import Sequence
@@ -22,6 +27,7 @@ from mpiml.collectives.team import Team
 __all__ = ["CHUNK", "Staged"]
 
 CHUNK = 256 << 10  #: bytes of a mailbox
+READ = 128 << 10  #: bytes from which arrays are read where they lie
 FEW = 4  # members up to which each combines whole chunks
 _PLANS = 64  # kept for operations that come again
 
@@ -37,11 +43,15 @@ class Staged:
         With mailboxes of `CHUNK` bytes, and a shared result of two chunks.
     check : bool
         Whether members compare what they do.
+    reads : bool
+        Whether members may read each other's memory: `mpiml.collectives.peers.readable`.
     """
 
-    way = "copied through shared memory"
-
-    def __init__(self, team: Team, arena: Arena, check: bool) -> None:
+    def __init__(self, team: Team, arena: Arena, check: bool, reads: bool = False) -> None:
+        self.way = "copied through shared memory"
+        if reads:
+            self.way = f"read by the others from {READ >> 10} KiB up, else {self.way}"
+        self._reads = reads
         self._host = InHost(team, arena, Regions(()), shared=False, check=check)
         self._members = len(team.local)
         self._place = team.local.index(team.index)
@@ -98,6 +108,30 @@ class Staged:
 
     def _plan(self, dtype: str, nbytes: int, op: int) -> Plan:
         plan = Plan()
+        if self._reads and nbytes >= READ:
+            self._read(plan, dtype, nbytes, op)
+        else:
+            self._pass(plan, dtype, nbytes, op)
+        return plan
+
+    def _read(self, plan: Plan, dtype: str, nbytes: int, op: int) -> None:
+        size = itemsize_of(dtype)
+        stripes = [stripe(nbytes // size, size, i, self._members) for i in range(self._members)]
+        plan.offer()
+        plan.sync()
+        plan.take()
+        low, high = stripes[self._place]
+        plan.reduce_offered(DTYPES[dtype], op, self._size, low * size, high - low)
+        plan.sync()
+        for i in range(
+            1, self._members
+        ):  # begin with the next one: all read from different ones
+            other = (self._place + i) % self._members
+            low, high = stripes[other]
+            plan.read_offered(other, low * size, (high - low) * size)
+        plan.sync()  # until here others read from the own arrays
+
+    def _pass(self, plan: Plan, dtype: str, nbytes: int, op: int) -> None:
         code, size = DTYPES[dtype], itemsize_of(dtype)
         in_slot = nbytes <= GANG_INLINE
         for number, at in enumerate(range(0, max(nbytes, 1), CHUNK)):
@@ -117,7 +151,6 @@ class Staged:
                 )
             plan.sync()
             plan.fetch(shared, at, length)
-        return plan
 
     def close(self) -> None:
         """Tell the others that this member will not come again. Local."""

@@ -1,26 +1,23 @@
 // Runs the plans of a gang's member, and shows both to Python.
-#include <array>
+#include <algorithm>
 #include <cstring>
-#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
 
 #include <nanobind/nanobind.h>
-#include <nanobind/stl/array.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include "bytes.hpp"
 #include "gang.hpp"
+#include "peers.hpp"
 #include "waiting.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
 using mpiml::Access;
 using mpiml::Bytes;
-using mpiml::Dtype;
-using mpiml::Op;
 using mpiml::Plan;
 using mpiml::Slot;
 using mpiml::Step;
@@ -32,6 +29,8 @@ enum Status : int { kDone = 0, kWaiting = 1, kMismatch = 2, kLeft = 3 };
 constexpr std::size_t kPage = 4096;
 // Results beyond this do not fit the caches anyway, so their stores go past them.
 constexpr std::size_t kStreamFrom = std::size_t{8} << 20;
+// Read from other members' memory at a time, all together.
+constexpr std::size_t kPieces = std::size_t{256} << 10;
 
 std::size_t up(std::size_t n, std::size_t unit) { return (n + unit - 1) / unit * unit; }
 
@@ -187,6 +186,27 @@ private:
             }
             break;
         }
+        case Step::Kind::offer: {
+            const mpiml::Offer offer{mpiml::own_pid(), in_, out_};
+            static_assert(sizeof offer <= mpiml::kInline);
+            std::memcpy(meeting_.next().payload, &offer, sizeof offer);
+            break;
+        }
+        case Step::Kind::take:
+            offers_.resize(segments_.size());
+            for (int i = 0; i < meeting_.size(); ++i)
+                std::memcpy(&offers_[static_cast<std::size_t>(i)], meeting_.at_point(i).payload,
+                            sizeof(mpiml::Offer));
+            break;
+        case Step::Kind::reduce_offered:
+            reduce_offered(s);
+            break;
+        case Step::Kind::read_offered: {
+            const mpiml::Offer &from = offers_[static_cast<std::size_t>(s.where)];
+            mpiml::read_peer(from.pid, from.out + s.at, within(out_, out_bytes_, s.at, s.count),
+                             s.count);
+            break;
+        }
         case Step::Kind::update: {
             const std::byte *one = s.where == mpiml::kShared ? shared()
                                    : s.where < 0             ? own()
@@ -199,6 +219,31 @@ private:
         }
         case Step::Kind::sync:
             break;
+        }
+    }
+
+    // In pieces that are still in the cache when they are combined.
+    void reduce_offered(const Step &s) {
+        const std::size_t n = offers_.size(), item = mpiml::itemsize(s.dtype);
+        const auto own = static_cast<std::size_t>(meeting_.index());
+        const std::size_t all = s.count * item;
+        const std::size_t piece = up(std::max(kPieces / n, kPage), 128);
+        pieces_.resize(n * piece);
+        sources_.resize(n);
+        for (std::size_t done = 0; done < all; done += piece) {
+            const std::size_t at = s.at + done, some = std::min(piece, all - done);
+            for (std::size_t i = 0; i < n; ++i) {
+                if (i == own) {
+                    sources_[i] = within(in_, in_bytes_, at, some);
+                    continue;
+                }
+                std::byte *copy = pieces_.data() + i * piece;
+                mpiml::read_peer(offers_[i].pid, offers_[i].in + at, copy, some);
+                sources_[i] = copy;
+            }
+            void *target = within(out_, out_bytes_, at, some);
+            mpiml::reduce(s.dtype, s.op, some / item, sources_.data(), static_cast<int>(n),
+                          s.divisor, &target, 1, false);
         }
     }
 
@@ -249,6 +294,8 @@ private:
     std::vector<std::byte *> segments_;
     std::vector<const void *> sources_;
     std::vector<void *> targets_;
+    std::vector<mpiml::Offer> offers_;   // of all members, for the operation under way
+    std::vector<std::byte> pieces_;      // read from other members, about to be combined
     std::byte *in_ = nullptr, *out_ = nullptr;
     std::size_t in_bytes_ = 0, out_bytes_ = 0;
     const Plan *running_ = nullptr;
@@ -257,102 +304,9 @@ private:
     bool met_ = false;        // past the first point of the operation
 };
 
-void add(Plan &plan, Step step) {
-    const bool reduces = step.kind == Step::Kind::reduce || step.kind == Step::Kind::reduce_posted;
-    plan.bytes += step.count * (reduces ? mpiml::itemsize(step.dtype) : 1);
-    plan.steps.push_back(step);
-}
-
-Dtype dtype_of(int code) {
-    if (code < 0 || code > static_cast<int>(Dtype::c128))
-        refuse("Plan: no dtype has the code " + std::to_string(code));
-    return static_cast<Dtype>(code);
-}
-
-Op op_of(int code) {
-    if (code < 0 || code > static_cast<int>(Op::prod))
-        refuse("Plan: no operation has the code " + std::to_string(code));
-    return static_cast<Op>(code);
-}
-
-void add_update(Plan &plan, int dtype, int op, double divisor, std::size_t at, std::size_t count,
-                int where, int rule, bool wide, nb::handle param, const nb::tuple &states) {
-    auto target = std::make_unique<Bytes>(param, Access::write, "Plan.update: param");
-    std::vector<std::unique_ptr<Bytes>> kept;
-    for (const nb::handle state : states)
-        kept.push_back(std::make_unique<Bytes>(state, Access::write, "Plan.update: state"));
-    auto fused = std::make_shared<mpiml::Fused>(
-        dtype_of(dtype), op_of(op), divisor, at, count, static_cast<mpiml::Rule>(rule), wide,
-        std::move(target), std::move(kept));
-    Step step{Step::Kind::update};
-    step.where = where;
-    step.fused = plan.fused.size();
-    plan.bytes += fused->bytes();
-    plan.fused.push_back(std::move(fused));
-    plan.steps.push_back(step);
-}
-
-void bind_plan(nb::module_ &m) {
-    nb::class_<Plan>(m, "Plan", nb::is_final(), "The steps of one operation of a `Gang`'s member.")
-        .def(nb::init<>())
-        .def("sync", [](Plan &p) { add(p, {Step::Kind::sync}); },
-             "Meet all members; the first meeting compares what they do.")
-        .def("reduce",
-             [](Plan &p, int dtype, int op, double divisor, std::size_t at, std::size_t count,
-                int where) {
-                 add(p, {Step::Kind::reduce, dtype_of(dtype), op_of(op), divisor, at, 0, count, where});
-             },
-             "dtype"_a, "op"_a, "divisor"_a, "at"_a, "count"_a, "where"_a,
-             "Combine `count` elements at byte `at` of all segments, in the order of members.")
-        .def("pull",
-             [](Plan &p, int member, std::size_t at, std::size_t nbytes) {
-                 add(p, {Step::Kind::pull, Dtype::u8, Op::sum, 1.0, at, 0, nbytes, member});
-             },
-             "member"_a, "at"_a, "nbytes"_a, "Copy from a member's segment to the own one.")
-        .def("fetch",
-             [](Plan &p, std::size_t shared, std::size_t at, std::size_t nbytes) {
-                 add(p, {Step::Kind::fetch, Dtype::u8, Op::sum, 1.0, at, shared, nbytes});
-             },
-             "shared"_a, "at"_a, "nbytes"_a, "Copy from the shared result to `output`.")
-        .def("post",
-             [](Plan &p, std::size_t at, std::size_t nbytes, std::size_t box, bool external,
-                bool in_slot) {
-                 add(p, {Step::Kind::post, Dtype::u8, Op::sum, 1.0, at, box, nbytes,
-                         mpiml::kOwn, external, in_slot});
-             },
-             "at"_a, "nbytes"_a, "box"_a = 0, "external"_a = false, "in_slot"_a = false,
-             "Copy bytes of the own segment, or of `in`, to the mailbox of the next meeting.")
-        .def("reduce_posted",
-             [](Plan &p, int dtype, int op, double divisor, std::size_t box, std::size_t at,
-                std::size_t count, int where, bool in_slot) {
-                 add(p, {Step::Kind::reduce_posted, dtype_of(dtype), op_of(op), divisor, at, box,
-                         count, where, false, in_slot});
-             },
-             "dtype"_a, "op"_a, "divisor"_a, "box"_a, "at"_a, "count"_a, "where"_a,
-             "in_slot"_a = false,
-             "Combine what all posted for the last meeting.")
-        .def("gather",
-             [](Plan &p, std::size_t at, std::size_t nbytes, bool in_slot) {
-                 add(p, {Step::Kind::gather, Dtype::u8, Op::sum, 1.0, at, 0, nbytes,
-                         mpiml::kOwn, false, in_slot});
-             },
-             "at"_a, "nbytes"_a, "in_slot"_a = false,
-             "Copy what each has posted to `output`, in the order of members.")
-        .def("update", &add_update, "dtype"_a, "op"_a, "divisor"_a, "at"_a, "count"_a,
-             "where"_a, "rule"_a, "wide"_a, "param"_a, "states"_a,
-             "Combine gradients as `reduce` does, and do an optimizer step with them.")
-        .def("set_coefficients",
-             [](Plan &p, const std::array<double, mpiml::kCoefficients> &c) {
-                 p.coefficients = mpiml::coefficients(c.data());
-             },
-             "coefficients"_a, "The numbers of the next step of an optimizer.")
-        .def("__len__", [](const Plan &p) { return p.steps.size(); });
-}
-
 }  // namespace
 
 void bind_gang(nb::module_ &m) {
-    bind_plan(m);
     m.attr("GANG_INLINE") = mpiml::kInline;
     m.def("gang_bytes",
           [](int size, std::size_t box, std::size_t segment, std::size_t shared) {

@@ -4,6 +4,8 @@
 namespace nb = nanobind;
 void bind_doorbell(nb::module_ &m);
 void bind_gang(nb::module_ &m);
+void bind_peers(nb::module_ &m);
+void bind_plan(nb::module_ &m);
 void bind_pool(nb::module_ &m);
 void bind_isa(nb::module_ &m);
 void bind_mapping(nb::module_ &m);
@@ -18,8 +20,10 @@ NB_MODULE(_native, m) {
     // blocks: what lives then is no leak, and the report would hide the real error.
     nb::set_leak_warnings(false);
     bind_doorbell(m);
+    bind_plan(m);
     bind_gang(m);
     bind_isa(m);
+    bind_peers(m);
     bind_pool(m);
     bind_mapping(m);
     bind_memory(m);

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mpiml.collectives import Bucket, allreduce
 from mpiml.collectives.fusion import ALONE, FUSED, messages
-from mpiml.collectives.staged import CHUNK
+from mpiml.collectives.staged import CHUNK, READ
 from mpiml.errors import UsageError
 from tests.collectives.test_bucket import everywhere, in_order, index_size, members_of, some
 from tests.collectives.together import together
@@ -17,10 +17,13 @@ F4 = np.dtype("f4")
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 5, 7])
+@pytest.mark.parametrize("way", ["auto", "mailboxes"])
 @pytest.mark.parametrize(
-    "nbytes", [0, 4, 100, 108, CHUNK - 4, CHUNK, CHUNK + 4, 3 * CHUNK + 20]
+    "nbytes",
+    [0, 4, 100, 108, READ - 4, READ, READ + 4, CHUNK - 4, CHUNK, CHUNK + 4, 3 * CHUNK + 20],
 )
-def test_all_lengths_and_numbers_of_members(size, nbytes):
+def test_all_lengths_and_numbers_of_members(size, nbytes, way, monkeypatch):
+    monkeypatch.setenv("MPIML_ALLREDUCE", way)
     values = [some(F4, nbytes // 4, i) for i in range(size)]
     expected = in_order(values, "mean", F4)
 
@@ -28,8 +31,9 @@ def test_all_lengths_and_numbers_of_members(size, nbytes):
         x = values[team.index].copy()
         y = allreduce(x, "mean", team)
         assert x.tobytes() == values[team.index].tobytes()
-        allreduce(x, "mean", team, out=x)
-        assert x.tobytes() == y.tobytes()
+        z = np.empty_like(x)
+        allreduce(x, "mean", team, out=z if team.index else x)  # some in place, some not
+        assert (z if team.index else x).tobytes() == y.tobytes()
         return y.tobytes()
 
     assert set(together(size, body)) == {expected.tobytes()}
@@ -111,6 +115,29 @@ def test_out_takes_the_result_whatever_its_memory(members):
         assert allreduce(tree, comm=comm, out=tree) is tree
         assert (tree["a"] == total).all()
         assert (tree["b"][0] == total).all()
+        return True
+
+    members_of(members)(body)
+
+
+@everywhere
+@pytest.mark.parametrize("way", ["auto", "mailboxes"])
+def test_large_arrays_change_as_soon_as_the_call_has_returned(members, way, monkeypatch):
+    """Others may read an array only until the call is over: here it changes at once."""
+    monkeypatch.setenv("MPIML_ALLREDUCE", way)
+
+    def body(comm):
+        index, size = index_size(comm)
+        own = comm.Dup() if members == "ranks" else comm  # whose team reads the variable
+        x, out = np.empty((2, READ), "f4")
+        for number in range(20):
+            x[:] = number + index
+            assert allreduce(x, comm=own, out=out) is out
+            x[:] = -1
+            assert (out == number * size + size * (size - 1) // 2).all()
+            out[:] = -2
+        if own is not comm:
+            own.Free()
         return True
 
     members_of(members)(body)

@@ -2,6 +2,8 @@
 
 import hashlib
 import mmap
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpiml._native import GANG_INLINE, Gang, Plan, gang_bytes
+from mpiml._native import GANG_INLINE, Gang, Plan, address_of, gang_bytes, read_peer
 
 ALL, OWN, SHARED, OUT = -1, -2, -3, -4
 F32, SUM, MEAN = 0, 0, 1
@@ -214,6 +216,68 @@ def test_arrays_from_outside_pass_through_the_mailboxes():
     for out, everyone in found:
         np.testing.assert_array_equal(out, values.sum(0))
         np.testing.assert_array_equal(everyone, values)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("count", [3, 1001, 300_001])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_arrays_are_read_where_they_lie(size, count, in_place):
+    rng = np.random.default_rng(count)
+    values = (rng.standard_normal((size, count)) * 10.0 ** rng.integers(-6, 7)).astype("f4")
+    expected = values[0].copy()
+    for other in values[1:]:
+        expected += other
+    bounds = stripes(count, size)
+
+    def body(gang, segment, index):
+        plan = Plan()
+        plan.offer()
+        plan.sync()
+        plan.take()
+        low, high = bounds[index]
+        plan.reduce_offered(F32, SUM, 1.0, 4 * low, high - low)
+        plan.sync()
+        for other, (low, high) in enumerate(bounds):
+            if other != index:
+                plan.read_offered(other, 4 * low, 4 * (high - low))
+        plan.sync()
+        digests = set()
+        for _ in range(3):
+            source = values[index].copy()
+            out = source if in_place else np.empty_like(source)
+            assert finish(gang, plan, source=source, out=out) == DONE
+            digests.add(hashlib.sha256(out.tobytes()).hexdigest())
+            out[:] = 0
+        return digests
+
+    found, _ = run_all(size, body)
+    assert set.union(*found) == {hashlib.sha256(expected.tobytes()).hexdigest()}
+
+
+def test_memory_that_has_gone_is_an_error_not_a_crash():
+    with mmap.mmap(-1, 1 << 20) as memory:
+        pid, address = address_of(memory)
+    with pytest.raises(
+        RuntimeError, match=rf"cannot read the memory of process {pid}: Bad address"
+    ):
+        read_peer(pid, address, bytearray(8))
+    with pytest.raises(RuntimeError, match="No such process"):
+        read_peer(1 << 22, address, bytearray(8))
+    read_peer(pid, address, bytearray())
+
+
+def test_what_another_process_has_is_read():
+    code = (
+        "import sys; from mpiml._native import address_of; b = bytearray(b'something');"
+        "print(*address_of(b), flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        pid, address = map(int, other.stdout.readline().split())
+        found = bytearray(9)
+        read_peer(pid, address, found)
+        assert (pid, found) == (other.pid, b"something")
 
 
 def test_a_broadcast_pulls_from_one_segment():
