@@ -88,9 +88,8 @@ def by_process(team: Team) -> Team:
     """
     view = Team(
         team.index, team.ranks, team.ranks, team.comm, team.room, team.names, team.title,
-        team.hooks, team.spin_us, team.yield_us,
+        team.hooks, team.spin_us, team.yield_us, team.worker,
     )  # fmt: skip
-    view.worker = team.worker
     team.closes(view.close)
     return view
 

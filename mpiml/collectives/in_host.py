@@ -24,7 +24,6 @@ ALL, OWN, SHARED, OUT = -1, -2, -3, -4  # where a reduction goes to: mpiml::Wher
 SMALL = 8192  #: bytes up to which a payload is posted and combined by every member
 TEXT = 2048  #: bytes of a mailbox for the texts of members that turn out to differ
 _MOST = 1 << 20  # bytes of such a text
-_SLICE_US = 50_000
 _DONE, _MISMATCH, _LEFT = 0, 2, 3
 
 
@@ -57,6 +56,8 @@ class InHost:
     check : bool
         Whether members compare what they do.
     """
+
+    _slice_us = 50_000  # how long to wait for members before looking around
 
     def __init__(
         self, team: Team, arena: Arena, regions: Regions, shared: bool, check: bool
@@ -229,11 +230,6 @@ class InHost:
         self._gang.leave()
         self._broken = f"an earlier operation ended early: {error}"
 
-    @property
-    def _slice_us(self) -> int:
-        """Return how long to wait for members before looking around."""
-        return _SLICE_US
-
     def _meanwhile(self) -> None:
         """Make other progress while members are late."""
 
@@ -266,7 +262,7 @@ class InHost:
         plan.gather(0, size)
         everyone = bytearray(size * self.members)
         text = said.ljust(size, b"\0")
-        while status := self._gang.run(plan, 1, False, _SLICE_US, text, everyone):
+        while status := self._gang.run(plan, 1, False, self._slice_us, text, everyone):
             if status == _LEFT:
                 raise self._gone(label)
             waiting([self._team.local[i] for i in self._gang.missing()])

@@ -52,7 +52,7 @@ class Label:
         The number of the bucket that it is an operation of; 0: of none.
     """
 
-    __slots__ = ("_hash", "head", "leaves", "of", "op", "site")
+    __slots__ = ("hash", "head", "leaves", "of", "op", "site")
 
     def __init__(
         self,
@@ -74,15 +74,9 @@ class Label:
         self.op = op
         self.site = site
         self.of = of
-        self._hash = 0
-
-    @property
-    def hash(self) -> int:
-        """64 bits, never 0; equal where all but `site` is."""
-        if not self._hash:
-            text = f"{self.head}\n{self.of}\n{self.leaves}".encode("utf-8", "backslashreplace")
-            self._hash = int.from_bytes(blake2b(text, digest_size=8).digest(), "little") or 1
-        return self._hash
+        text = f"{self.head}\n{of}\n{leaves}".encode("utf-8", "backslashreplace")
+        #: 64 bits, never 0; equal where all but `site` is
+        self.hash = int.from_bytes(blake2b(text, digest_size=8).digest(), "little") or 1
 
     def text(self) -> str:
         """Return what `mismatch` needs of this member: call, place, and a line per leaf."""
@@ -96,7 +90,7 @@ class Label:
     def here(self) -> "Label":
         """Return the same label with the place of this call, for use in another thread."""
         label = Label.__new__(Label)
-        label.head, label.leaves, label._hash = self.head, self.leaves, self._hash
+        label.head, label.leaves, label.hash = self.head, self.leaves, self.hash
         label.op, label.of = self.op, self.of
         label.site = call_site()
         return label

@@ -145,17 +145,17 @@ class Worker:
         last = self._last
         return self._lock.locked() or (last is not None and not last._done.is_set())
 
-    def run(self, work: Callable[..., Any], *arguments: Any) -> None:
+    def run(self, work: Callable[..., Any], label: Any, *arguments: Any) -> None:
         """Do an operation now, or after those that were begun before."""
         if OVER:
             raise OVER[0]
         last = self._last
         if last is not None:
             if not last._done.is_set():
-                self.submit(lambda: work(*arguments), "the operation").wait()
+                self.submit(lambda: work(*arguments), label).wait()
                 return
             self._last = None
-        with self._lock:
+        with self._lock:  # not acquire(): a signal's error could come before `try`
             self.operations += 1
             work(*arguments)
 

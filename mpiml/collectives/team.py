@@ -126,6 +126,8 @@ class Team:
         What the program around it has a say in.
     spin_us, yield_us : int
         How long a member spins, and then yields its core, before it sleeps.
+    worker : Worker, optional
+        What does the operations, if that of another team.
 
     Attributes
     ----------
@@ -145,6 +147,7 @@ class Team:
         hooks: Hooks | None = None,
         spin_us: int = 20,
         yield_us: int = 500,
+        worker: Worker | None = None,
     ) -> None:
         self.index = index
         self.size = len(ranks)
@@ -160,8 +163,9 @@ class Team:
         self.rank = ranks[index]
         self.local = tuple(i for i in range(self.size) if hosts[i] == hosts[index])
         self.housemates = tuple(i for i in range(self.size) if ranks[i] == self.rank)
-        self._plain = type(self.hooks) is PlainHooks  # which begin and end nothing
-        self.worker = Worker()
+        self.worker = worker or Worker()
+        if type(self.hooks) is PlainHooks:  # which begin and end nothing: one call less
+            self.run = self.worker.run  # type: ignore[method-assign]
         self.making = threading.RLock()  # held while `loose` is made
         self.loose: Any = None  # what reduces arrays outside of buckets
         self.kept: dict[Any, Any] = {}  # what else was made for the team, for as long as it is
@@ -286,12 +290,12 @@ class Team:
 
     def run(self, work: Callable[..., None], label: Any, *arguments: Any) -> None:
         """Do one operation of this member, after those begun before."""
-        if self._round or self._plain:
-            self.worker.run(work, *arguments)
+        if self._round:
+            self.worker.run(work, label, *arguments)
             return
         self.hooks.begin(label)
         try:
-            self.worker.run(work, *arguments)
+            self.worker.run(work, label, *arguments)
         finally:
             self.hooks.end()
 
