@@ -7,6 +7,7 @@ This file must not import MPI unless it runs under mpiexec: Open MPI refuses to
 start mpiexec from a process that has called MPI_Init, and tests do start it.
 """
 
+import importlib.util
 import os
 import shutil
 import sys
@@ -20,6 +21,8 @@ WORLD = int(os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE")
 RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or 0)
 # Set by .ci/run. A leg must test the MPI it is named after, and never skip for want of one.
 LEG = os.environ.get("MPIML_TEST_LEG")
+# What tests may lack on somebody's machine; the extra "test" installs it.
+OPTIONAL = ("torch", "jax", "ml_dtypes")
 LIBRARIES = {"openmpi": "Open MPI v5.", "mpich": "MPICH", "debian": "Open MPI v4."}
 
 
@@ -35,6 +38,9 @@ def pytest_configure(config):
         config.add_cleanup(lambda: shutil.rmtree(config.option.basetemp, ignore_errors=True))
     if LEG and vendor() != LEG:
         pytest.exit(f"MPIML_TEST_LEG={LEG}, but {sys.prefix} has {vendor()}", returncode=4)
+    missing = [name for name in OPTIONAL if importlib.util.find_spec(name) is None]
+    if LEG and missing:
+        pytest.exit(f"MPIML_TEST_LEG={LEG}, but {', '.join(missing)} cannot be imported", 4)
 
 
 @pytest.hookimpl(tryfirst=True)
