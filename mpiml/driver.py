@@ -255,8 +255,9 @@ class Driver:
         link = self.link
         bell = link.bell
         poll = link.poll
-        self.driving = wait
+        # In this order: one that drove before must not find itself named beside this wait.
         self._driver = threading.get_ident()
+        self.driving = wait
         misses = 0
         quiet_since = 0.0
         sleeper: Sleeper | None = None

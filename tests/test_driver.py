@@ -259,6 +259,32 @@ def test_a_wait_inside_a_wait_of_the_same_thread_is_refused(driver):
     assert refused
 
 
+def test_who_drove_before_is_not_taken_for_the_driver(driver):
+    """A thread that has driven waits again just as another one takes the seat."""
+    seen = []
+
+    class Slow(Driver):
+        @property
+        def driving(self):
+            return self.__dict__.get("wait")
+
+        @driving.setter
+        def driving(self, wait):
+            self.__dict__["wait"] = wait
+            if wait is not None:
+                seen.append(self._driver == threading.get_ident())
+
+    driver.__class__ = Slow
+    for _ in range(2):
+        wait = Wait("test")
+        driver.link.put(lambda wait=wait: driver.fulfil(wait))
+        thread = start(driver.wait, wait, time.monotonic() + LIMIT, None)
+        thread.join(LIMIT)
+        assert not thread.is_alive()
+    assert seen
+    assert all(seen)
+
+
 def test_shutting_waits_for_the_thread_that_polls():
     driver = Driver(0, 0)
     link = Link()
