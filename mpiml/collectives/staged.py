@@ -27,7 +27,7 @@ from mpiml.collectives.team import Team
 __all__ = ["CHUNK", "Staged"]
 
 CHUNK = 256 << 10  #: bytes of a mailbox
-READ = 256 << 10  #: bytes from which arrays are read where they lie
+READ = 512 << 10  #: bytes from which arrays are read where they lie
 FEW = 4  # members up to which each combines whole chunks
 _PLANS = 64  # kept for operations that come again
 

@@ -29,6 +29,8 @@ enum Status : int { kDone = 0, kWaiting = 1, kMismatch = 2, kLeft = 3 };
 constexpr std::size_t kPage = 4096;
 // Results beyond this do not fit the caches anyway, so their stores go past them.
 constexpr std::size_t kStreamFrom = std::size_t{8} << 20;
+// What is posted, from here on.
+constexpr std::size_t kStreamPostFrom = std::size_t{16} << 10;
 // Read from other members' memory at a time, all together: each read is a system call, and
 // what is combined next should still be in the core's cache. 32 KiB to 2 MiB were tried.
 constexpr std::size_t kPieces = std::size_t{1} << 20;
@@ -175,8 +177,7 @@ private:
             break;
         case Step::Kind::post: {
             const std::byte *source = s.external ? within(in_, in_bytes_, s.at, s.count) : own() + s.at;
-            // the box of the point that comes next
-            std::memcpy(posted(meeting_.index(), s, false), source, s.count);
+            post(source, s);
             break;
         }
         case Step::Kind::gather: {
@@ -221,6 +222,21 @@ private:
         case Step::Kind::sync:
             break;
         }
+    }
+
+    // To the box of the point that comes next. Its lines still lie in the caches of those who
+    // read them last, and ordinary stores would take them back one by one: 64 KiB 40 us where
+    // two cores are far from each other, against 15 us past the caches, 14 and 14 us where they
+    // are near. What is small arrives sooner by way of the caches.
+    void post(const std::byte *source, const Step &s) {
+        std::byte *box = posted(meeting_.index(), s, false);
+        if (s.count < kStreamPostFrom) {
+            std::memcpy(box, source, s.count);
+            return;
+        }
+        const void *const from = source;
+        void *const to = box;
+        mpiml::reduce(mpiml::Dtype::u8, mpiml::Op::sum, s.count, &from, 1, 1.0, &to, 1, true);
     }
 
     // In pieces that are still in the cache when they are combined.

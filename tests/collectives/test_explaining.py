@@ -13,7 +13,7 @@ def test_one_line_says_members_messages_and_the_way():
     lines = together(3, lambda team: explain(tree, "mean", team))
     assert set(lines) == {
         "allreduce(op='mean') of 7 arrays, 400,076 bytes, among 3 members on 1 host: 3 messages "
-        "(1 of several arrays), read by the others from 256 KiB up, else copied through shared "
+        "(1 of several arrays), read by the others from 512 KiB up, else copied through shared "
         "memory: one host"
     }
 
