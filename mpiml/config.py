@@ -62,8 +62,8 @@ def _text(text: str) -> str:
 VARIABLES: dict[str, tuple[str, Callable[[str], object], str]] = {
     "MPIML_ALLREDUCE": (
         "allreduce",
-        _one_of("auto", "memory", "mailboxes", "messages"),
-        "memory, mailboxes, messages or auto",
+        _one_of("auto", "memory", "messages"),
+        "memory, messages or auto",
     ),
     "MPIML_BETWEEN": (
         "between",

@@ -102,7 +102,6 @@ FLOORS = {
         [
             "mpiml.collectives.alike",
             "mpiml.collectives.arena",
-            "mpiml.collectives.peers",
             "mpiml.collectives.gradients",
             "mpiml.collectives.hosts.farewells",
             "mpiml.collectives.members",

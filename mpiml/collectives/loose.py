@@ -8,8 +8,7 @@ import numpy as np
 from mpiml.collectives.arena import make_arena
 from mpiml.collectives.hosts.apart import open_apart
 from mpiml.collectives.labels import Label
-from mpiml.collectives.peers import readable
-from mpiml.collectives.staged import CHUNK, Staged
+from mpiml.collectives.staged import BOX, Staged, chunk_of
 from mpiml.collectives.team import Team
 from mpiml.config import Config
 from mpiml.errors import SharedMemoryError
@@ -51,23 +50,20 @@ class Loose:
     def _in_memory(self, asked: set[str], check: bool, label: Label) -> Staged | None:
         """Return what reduces through shared memory, unless it is refused."""
         self._why = "one host"
-        for way in ("messages", "memory", "mailboxes"):
+        for way in ("messages", "memory"):
             if way in asked:
                 self._why = f"as MPIML_ALLREDUCE={way} says"
                 break
         if "messages" in asked:
             return None
-        arena = make_arena(self.team, 0, label, CHUNK, 2 * CHUNK)
+        chunk = chunk_of(self.team.size)
+        arena = make_arena(self.team, 2 * chunk, label, BOX)
         if isinstance(arena, SharedMemoryError):
-            if asked & {"memory", "mailboxes"}:
+            if "memory" in asked:
                 raise arena
             self._why = "shared memory was refused"
             return None
-        reads = self.team.size > 1 and "mailboxes" not in asked
-        refused = readable(self.team, label) if reads else ""
-        if refused:
-            self._why += f", whose processes may not read each other's memory ({refused})"
-        return Staged(self.team, arena, check, reads and not refused)
+        return Staged(self.team, arena, check, chunk)
 
     def reduce(self, source: Any, out: Any, dtype: str, op: str, label: Label) -> None:
         """Combine an array of all members into `out`, which may be `source`.

@@ -1,14 +1,11 @@
-"""Arrays outside of the arena: read where they lie, or passed through mailboxes.
+"""Arrays outside of the arena, reduced by way of segments in it.
 
-Large arrays are read by the other members where the system lets them: each combines its stripe
-of all, and after a meeting reads the others' stripes of the result. So a byte is copied once on
-its way from one process to another.
+An array passes in chunks that stay in the caches: every member copies a chunk to its segment,
+meets the others, combines its stripe of all segments in place, and after the next meeting copies
+the result out. A segment holds two chunks, used in turn, so that the copies of one go on before
+the meeting that the other needs anyway: one meeting for each chunk.
 
-Small ones, and all where memory may not be read, pass in chunks that stay in the caches: every
-member copies its chunk to its mailbox, meets the others, and combines what all have posted
-straight into its result. There are two mailboxes for each, used in turn, so one meeting per
-chunk is enough. Where members are many, each combines a part of the chunk only, and fetches the
-others' parts after a second meeting.
+Small arrays are posted, and every member combines all, as in a bucket.
 """
 
 from collections.abc import Sequence
@@ -18,18 +15,24 @@ import numpy as np
 
 from mpiml._native import GANG_INLINE, Plan
 from mpiml.collectives.arena import Arena
-from mpiml.collectives.in_host import OUT, SHARED, InHost
+from mpiml.collectives.in_host import ALL, OUT, InHost, small
 from mpiml.collectives.labels import Label
 from mpiml.collectives.ops import DTYPES, op_code
 from mpiml.collectives.regions import Regions, itemsize_of, stripe
 from mpiml.collectives.team import Team
 
-__all__ = ["CHUNK", "Staged"]
+__all__ = ["BOX", "CHUNK", "Staged", "chunk_of"]
 
-CHUNK = 256 << 10  #: bytes of a mailbox
-READ = 512 << 10  #: bytes from which arrays are read where they lie
-FEW = 4  # members up to which each combines whole chunks
+CHUNK = 1 << 20  #: most bytes of a chunk: several of them fit into a core's own cache
+BOX = 64 << 10  #: bytes of a mailbox
+_ROOM = 16 << 20  # bytes for the chunks of a host, as a container may have no more than 64 MiB
+_LEAST = 64 << 10
 _PLANS = 64  # kept for operations that come again
+
+
+def chunk_of(members: int) -> int:
+    """Return the bytes of a chunk, of which each member of a host has two."""
+    return max(min(CHUNK, _ROOM // members // 4096 * 4096), _LEAST)
 
 
 class Staged:
@@ -40,18 +43,21 @@ class Staged:
     team : Team
         The members.
     arena : Arena
-        With mailboxes of `CHUNK` bytes, and a shared result of two chunks.
+        With segments of two chunks.
     check : bool
         Whether members compare what they do.
-    reads : bool
-        Whether members may read each other's memory: `mpiml.collectives.peers.readable`.
+    chunk : int
+        Bytes of a chunk. 0: `gather` only, and no segments.
+    box : int
+        Bytes of a mailbox of the arena.
     """
 
-    def __init__(self, team: Team, arena: Arena, check: bool, reads: bool = False) -> None:
-        self.way = "copied through shared memory"
-        if reads:
-            self.way = f"read by the others from {READ >> 10} KiB up, else {self.way}"
-        self._reads = reads
+    way = "copied through shared memory"
+
+    def __init__(
+        self, team: Team, arena: Arena, check: bool, chunk: int, box: int = BOX
+    ) -> None:
+        self._chunk, self._box = chunk, box
         self._host = InHost(team, arena, Regions(()), shared=False, check=check)
         self._members = len(team.local)
         self._place = team.local.index(team.index)
@@ -84,7 +90,7 @@ class Staged:
     ) -> "list[np.ndarray[Any, Any]]":
         """Return the bytes that each member brings, (n,) uint8; see `Loose.gather`."""
         most = max(lengths, default=0)
-        part = max(min(CHUNK, most), 1)
+        part = max(min(self._box, most), 1)
         parts = -(-most // part)
         source = np.zeros(parts * part, np.uint8)
         source[: array.size] = array
@@ -108,50 +114,36 @@ class Staged:
 
     def _plan(self, dtype: str, nbytes: int, op: int) -> Plan:
         plan = Plan()
-        if self._reads and nbytes >= READ:
-            self._read(plan, dtype, nbytes, op)
-        else:
-            self._pass(plan, dtype, nbytes, op)
-        return plan
-
-    def _read(self, plan: Plan, dtype: str, nbytes: int, op: int) -> None:
-        size = itemsize_of(dtype)
-        stripes = [stripe(nbytes // size, size, i, self._members) for i in range(self._members)]
-        plan.offer()
-        plan.sync()
-        plan.take()
-        low, high = stripes[self._place]
-        plan.reduce_offered(DTYPES[dtype], op, self._size, low * size, high - low)
-        plan.sync()
-        for i in range(
-            1, self._members
-        ):  # begin with the next one: all read from different ones
-            other = (self._place + i) % self._members
-            low, high = stripes[other]
-            plan.read_offered(other, low * size, (high - low) * size)
-        plan.sync()  # until here others read from the own arrays
-
-    def _pass(self, plan: Plan, dtype: str, nbytes: int, op: int) -> None:
         code, size = DTYPES[dtype], itemsize_of(dtype)
-        in_slot = nbytes <= GANG_INLINE
-        for number, at in enumerate(range(0, max(nbytes, 1), CHUNK)):
-            length = min(CHUNK, nbytes - at)
-            count = length // size
-            plan.post(at, length, 0, external=True, in_slot=in_slot)
+        if small(nbytes, self._members):
+            in_slot = nbytes <= GANG_INLINE
+            plan.post(0, nbytes, 0, external=True, in_slot=in_slot)
             plan.sync()
-            if self._members <= FEW or in_slot:
-                plan.reduce_posted(code, op, self._size, 0, at, count, OUT, in_slot=in_slot)
-                continue
-            shared = number % 2 * CHUNK
-            low, high = stripe(count, size, self._place, self._members)
+            plan.reduce_posted(code, op, self._size, 0, 0, nbytes // size, OUT, in_slot=in_slot)
+            return plan
+        chunks = [
+            (at, min(self._chunk, nbytes - at), number % 2 * self._chunk)
+            for number, at in enumerate(range(0, nbytes, self._chunk))
+        ]
+        plan.put(*chunks[0])
+        for number, (_, length, place) in enumerate(chunks):
+            plan.sync()  # all have put this chunk, and combined the one before
+            if number:
+                _take(plan, chunks[number - 1])
+            low, high = stripe(length // size, size, self._place, self._members)
             if high > low:
-                begin = low * size
-                plan.reduce_posted(
-                    code, op, self._size, begin, shared + begin, high - low, SHARED
-                )
-            plan.sync()
-            plan.fetch(shared, at, length)
+                plan.reduce(code, op, self._size, place + low * size, high - low, ALL)
+            if number + 1 < len(chunks):  # where the one before lay, which nobody needs now
+                plan.put(*chunks[number + 1])
+        plan.sync()
+        _take(plan, chunks[-1])
+        return plan
 
     def close(self) -> None:
         """Tell the others that this member will not come again. Local."""
         self._host.close()
+
+
+def _take(plan: Plan, chunk: tuple[int, int, int]) -> None:
+    at, length, place = chunk
+    plan.get(place, at, length)

@@ -1,5 +1,4 @@
 // Runs the plans of a gang's member, and shows both to Python.
-#include <algorithm>
 #include <cstring>
 #include <optional>
 #include <stdexcept>
@@ -11,7 +10,6 @@
 
 #include "bytes.hpp"
 #include "gang.hpp"
-#include "peers.hpp"
 #include "waiting.hpp"
 
 namespace nb = nanobind;
@@ -31,9 +29,6 @@ constexpr std::size_t kPage = 4096;
 constexpr std::size_t kStreamFrom = std::size_t{8} << 20;
 // What is posted, from here on.
 constexpr std::size_t kStreamPostFrom = std::size_t{16} << 10;
-// Read from other members' memory at a time, all together: each read is a system call, and
-// what is combined next should still be in the core's cache. 32 KiB to 2 MiB were tried.
-constexpr std::size_t kPieces = std::size_t{1} << 20;
 
 std::size_t up(std::size_t n, std::size_t unit) { return (n + unit - 1) / unit * unit; }
 
@@ -175,6 +170,12 @@ private:
         case Step::Kind::fetch:
             std::memcpy(within(out_, out_bytes_, s.at, s.count), shared() + s.box, s.count);
             break;
+        case Step::Kind::put:
+            std::memcpy(own() + s.box, within(in_, in_bytes_, s.at, s.count), s.count);
+            break;
+        case Step::Kind::get:
+            std::memcpy(within(out_, out_bytes_, s.at, s.count), own() + s.box, s.count);
+            break;
         case Step::Kind::post: {
             const std::byte *source = s.external ? within(in_, in_bytes_, s.at, s.count) : own() + s.at;
             post(source, s);
@@ -186,27 +187,6 @@ private:
                 std::memcpy(within(out_, out_bytes_, place, s.count),
                             posted(i, s, true), s.count);
             }
-            break;
-        }
-        case Step::Kind::offer: {
-            const mpiml::Offer offer{mpiml::own_pid(), in_, out_};
-            static_assert(sizeof offer <= mpiml::kInline);
-            std::memcpy(meeting_.next().payload, &offer, sizeof offer);
-            break;
-        }
-        case Step::Kind::take:
-            offers_.resize(segments_.size());
-            for (int i = 0; i < meeting_.size(); ++i)
-                std::memcpy(&offers_[static_cast<std::size_t>(i)], meeting_.at_point(i).payload,
-                            sizeof(mpiml::Offer));
-            break;
-        case Step::Kind::reduce_offered:
-            reduce_offered(s);
-            break;
-        case Step::Kind::read_offered: {
-            const mpiml::Offer &from = offers_[static_cast<std::size_t>(s.where)];
-            mpiml::read_peer(from.pid, from.out + s.at, within(out_, out_bytes_, s.at, s.count),
-                             s.count);
             break;
         }
         case Step::Kind::update: {
@@ -237,31 +217,6 @@ private:
         const void *const from = source;
         void *const to = box;
         mpiml::reduce(mpiml::Dtype::u8, mpiml::Op::sum, s.count, &from, 1, 1.0, &to, 1, true);
-    }
-
-    // In pieces that are still in the cache when they are combined.
-    void reduce_offered(const Step &s) {
-        const std::size_t n = offers_.size(), item = mpiml::itemsize(s.dtype);
-        const auto own = static_cast<std::size_t>(meeting_.index());
-        const std::size_t all = s.count * item;
-        const std::size_t piece = up(std::max(kPieces / n, kPage), 128);
-        pieces_.resize(n * piece);
-        sources_.resize(n);
-        for (std::size_t done = 0; done < all; done += piece) {
-            const std::size_t at = s.at + done, some = std::min(piece, all - done);
-            for (std::size_t i = 0; i < n; ++i) {
-                if (i == own) {
-                    sources_[i] = within(in_, in_bytes_, at, some);
-                    continue;
-                }
-                std::byte *copy = pieces_.data() + i * piece;
-                mpiml::read_peer(offers_[i].pid, offers_[i].in + at, copy, some);
-                sources_[i] = copy;
-            }
-            void *target = within(out_, out_bytes_, at, some);
-            mpiml::reduce(s.dtype, s.op, some / item, sources_.data(), static_cast<int>(n),
-                          s.divisor, &target, 1, false);
-        }
     }
 
     void reduce_to(const Step &s, std::size_t at) {
@@ -311,8 +266,6 @@ private:
     std::vector<std::byte *> segments_;
     std::vector<const void *> sources_;
     std::vector<void *> targets_;
-    std::vector<mpiml::Offer> offers_;   // of all members, for the operation under way
-    std::vector<std::byte> pieces_;      // read from other members, about to be combined
     std::byte *in_ = nullptr, *out_ = nullptr;
     std::size_t in_bytes_ = 0, out_bytes_ = 0;
     const Plan *running_ = nullptr;

@@ -4,7 +4,6 @@
 namespace nb = nanobind;
 void bind_doorbell(nb::module_ &m);
 void bind_gang(nb::module_ &m);
-void bind_peers(nb::module_ &m);
 void bind_plan(nb::module_ &m);
 void bind_pool(nb::module_ &m);
 void bind_isa(nb::module_ &m);
@@ -23,7 +22,6 @@ NB_MODULE(_native, m) {
     bind_plan(m);
     bind_gang(m);
     bind_isa(m);
-    bind_peers(m);
     bind_pool(m);
     bind_mapping(m);
     bind_memory(m);

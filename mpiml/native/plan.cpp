@@ -27,9 +27,7 @@ namespace {
 [[noreturn]] void refuse(const std::string &text) { throw nb::value_error(text.c_str()); }
 
 void add(Plan &plan, Step step) {
-    using Kind = Step::Kind;
-    const bool reduces = step.kind == Kind::reduce || step.kind == Kind::reduce_posted ||
-                         step.kind == Kind::reduce_offered;
+    const bool reduces = step.kind == Step::Kind::reduce || step.kind == Step::Kind::reduce_posted;
     plan.bytes += step.count * (reduces ? mpiml::itemsize(step.dtype) : 1);
     plan.steps.push_back(step);
 }
@@ -87,6 +85,16 @@ void bind_plan(nb::module_ &m) {
                  add(p, {Step::Kind::fetch, Dtype::u8, Op::sum, 1.0, at, shared, nbytes});
              },
              "shared"_a, "at"_a, "nbytes"_a, "Copy from the shared result to `output`.")
+        .def("put",
+             [](Plan &p, std::size_t at, std::size_t nbytes, std::size_t to) {
+                 add(p, {Step::Kind::put, Dtype::u8, Op::sum, 1.0, at, to, nbytes});
+             },
+             "at"_a, "nbytes"_a, "to"_a, "Copy bytes of `in` to the own segment.")
+        .def("get",
+             [](Plan &p, std::size_t from, std::size_t at, std::size_t nbytes) {
+                 add(p, {Step::Kind::get, Dtype::u8, Op::sum, 1.0, at, from, nbytes});
+             },
+             "from_"_a, "at"_a, "nbytes"_a, "Copy bytes of the own segment to `output`.")
         .def("post",
              [](Plan &p, std::size_t at, std::size_t nbytes, std::size_t box, bool external,
                 bool in_slot) {
@@ -111,22 +119,6 @@ void bind_plan(nb::module_ &m) {
              },
              "at"_a, "nbytes"_a, "in_slot"_a = false,
              "Copy what each has posted to `output`, in the order of members.")
-        .def("offer", [](Plan &p) { add(p, {Step::Kind::offer}); },
-             "Let the others of the next meeting read `in` and `out`, until the plan's end.")
-        .def("take", [](Plan &p) { add(p, {Step::Kind::take}); },
-             "Keep what all have offered for the last meeting.")
-        .def("reduce_offered",
-             [](Plan &p, int dtype, int op, double divisor, std::size_t at, std::size_t count) {
-                 add(p, {Step::Kind::reduce_offered, dtype_of(dtype), op_of(op), divisor, at, 0,
-                         count, mpiml::kOut});
-             },
-             "dtype"_a, "op"_a, "divisor"_a, "at"_a, "count"_a,
-             "Combine `count` elements at byte `at` of what each has as `in`, to the own `out`.")
-        .def("read_offered",
-             [](Plan &p, int member, std::size_t at, std::size_t nbytes) {
-                 add(p, {Step::Kind::read_offered, Dtype::u8, Op::sum, 1.0, at, 0, nbytes, member});
-             },
-             "member"_a, "at"_a, "nbytes"_a, "Copy from a member's `out` to the own one.")
         .def("update", &add_update, "dtype"_a, "op"_a, "divisor"_a, "at"_a, "count"_a,
              "where"_a, "rule"_a, "wide"_a, "param"_a, "states"_a,
              "Combine gradients as `reduce` does, and do an optimizer step with them.")

@@ -20,8 +20,7 @@ enum Where : int { kAll = -1, kOwn = -2, kShared = -3, kOut = -4 };
 
 struct Step {
     enum class Kind {
-        sync, reduce, pull, fetch, post, reduce_posted, gather, update,
-        offer, take, reduce_offered, read_offered,
+        sync, reduce, pull, fetch, put, get, post, reduce_posted, gather, update,
     } kind;
     Dtype dtype = Dtype::f32;
     Op op = Op::sum;
@@ -29,7 +28,7 @@ struct Step {
     std::size_t at = 0;      // bytes from the begin of a segment, of the result or of `out`
     std::size_t box = 0;     // bytes from the begin of a mailbox
     std::size_t count = 0;   // elements of a reduction, bytes of anything else
-    int where = kOwn;        // of a reduction: its target; of a pull or read: the member;
+    int where = kOwn;        // of a reduction: its target; of a pull: the member;
                              // of an update: its source, kAll or where the sum is already
     bool external = false;   // posts from `in`, not from the own segment
     bool in_slot = false;    // what is posted travels with the phase, not in a mailbox

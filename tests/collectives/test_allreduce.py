@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mpiml.collectives import Bucket, allreduce
 from mpiml.collectives.fusion import ALONE, FUSED, messages
-from mpiml.collectives.staged import CHUNK, READ
+from mpiml.collectives.staged import CHUNK, chunk_of
 from mpiml.errors import UsageError
 from tests.collectives.test_bucket import everywhere, in_order, index_size, members_of, some
 from tests.collectives.together import together
@@ -17,13 +17,11 @@ F4 = np.dtype("f4")
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 5, 7])
-@pytest.mark.parametrize("way", ["auto", "mailboxes"])
 @pytest.mark.parametrize(
     "nbytes",
-    [0, 4, 100, 108, READ - 4, READ, READ + 4, 3 * READ + 20],
+    [0, 4, 100, 108, 8192, 8196, CHUNK - 4, CHUNK, CHUNK + 4, 3 * CHUNK + 20],
 )
-def test_all_lengths_and_numbers_of_members(size, nbytes, way, monkeypatch):
-    monkeypatch.setenv("MPIML_ALLREDUCE", way)
+def test_all_lengths_and_numbers_of_members(size, nbytes):
     values = [some(F4, nbytes // 4, i) for i in range(size)]
     expected = in_order(values, "mean", F4)
 
@@ -120,24 +118,28 @@ def test_out_takes_the_result_whatever_its_memory(members):
     members_of(members)(body)
 
 
+def test_chunks_of_a_host_fit_into_what_containers_have():
+    for members in (1, 2, 7, 16, 33, 64, 128):
+        chunk = chunk_of(members)
+        assert chunk % 4096 == 0
+        assert 2 * chunk * members <= 32 << 20
+        assert chunk <= CHUNK
+    assert chunk_of(16) == CHUNK
+
+
 @everywhere
-@pytest.mark.parametrize("way", ["auto", "mailboxes"])
-def test_large_arrays_change_as_soon_as_the_call_has_returned(members, way, monkeypatch):
-    """Others may read an array only until the call is over: here it changes at once."""
-    monkeypatch.setenv("MPIML_ALLREDUCE", way)
+def test_large_arrays_change_as_soon_as_the_call_has_returned(members):
+    """Nobody may need an array, or a chunk of it, after the call: here it changes at once."""
 
     def body(comm):
         index, size = index_size(comm)
-        own = comm.Dup() if members == "ranks" else comm  # whose team reads the variable
-        x, out = np.empty((2, READ), "f4")
+        x, out = np.empty((2, 5 * CHUNK // 8), "f4")  # two chunks and a half
         for number in range(20):
             x[:] = number + index
-            assert allreduce(x, comm=own, out=out) is out
+            assert allreduce(x, comm=comm, out=out) is out
             x[:] = -1
             assert (out == number * size + size * (size - 1) // 2).all()
             out[:] = -2
-        if own is not comm:
-            own.Free()
         return True
 
     members_of(members)(body)

@@ -13,8 +13,7 @@ def test_one_line_says_members_messages_and_the_way():
     lines = together(3, lambda team: explain(tree, "mean", team))
     assert set(lines) == {
         "allreduce(op='mean') of 7 arrays, 400,076 bytes, among 3 members on 1 host: 3 messages "
-        "(1 of several arrays), read by the others from 512 KiB up, else copied through shared "
-        "memory: one host"
+        "(1 of several arrays), copied through shared memory: one host"
     }
 
 
@@ -24,7 +23,7 @@ def test_what_cannot_be_reduced_is_refused():
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("way", ["memory", "mailboxes", "messages"])
+@pytest.mark.parametrize("way", ["memory", "messages"])
 def test_the_rule_can_be_overridden(way, monkeypatch):
     from mpi4py import MPI
 

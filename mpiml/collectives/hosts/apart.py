@@ -51,7 +51,7 @@ class Apart(Between):
         super().__init__(team, arena, Regions(()), True, check, choice, lane)
         self._memory = memoryview(arena.memory)[arena.shared_at :]
         self._striped = choice.senders == "stripes"
-        self._host = Staged(team, arena, check)
+        self._host = Staged(team, arena, check, 0, CHUNK)
         self.way = f"copied through {self.way}"
 
     def reduce(self, source: Any, out: Any, dtype: str, op: str, label: Label) -> None:
