@@ -77,10 +77,10 @@ def allreduce(
         On all members.
     """
     team = team_of(comm, "allreduce")
-    if isinstance(x, int | float | complex) and out is None and not hasattr(x, "dtype"):
-        return _tree(team, np.asarray(x), op, compress, None, name).item()
     if type(x) is np.ndarray and compress is None and (out is None or type(out) is np.ndarray):
         return _one(team, x, op, out, name)
+    if isinstance(x, int | float | complex) and out is None and not hasattr(x, "dtype"):
+        return _tree(team, np.asarray(x), op, compress, None, name).item()
     return _tree(team, x, op, compress, out, name)
 
 
@@ -92,9 +92,12 @@ def _one(team: Team, x: Any, op: Any, out: Any, name: str | None) -> Any:
     call: _Call | None = team.calls.get(key)
     if call is None:
         call = _guarded(team, lambda: _prepare(team, key, x, op, name))
-    source = x if x.flags.c_contiguous else np.asarray(x, order="C")
+    flags = x.flags
+    source = x if flags.c_contiguous else np.asarray(x, order="C")
     if out is None:
         result = np.empty(x.shape, x.dtype)
+    elif out is source and flags.writeable:
+        result = out
     else:
         result = _guarded(team, lambda: _target(x, out, ""))
     label, op, dtype = call.label, call.op, call.dtype
