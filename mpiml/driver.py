@@ -164,7 +164,7 @@ class Driver:
         """
         if wait.ready:
             return True
-        if self.driving is not None and self._driver == threading.get_ident():
+        if self._driver == threading.get_ident():  # there only if this thread put it there
             raise UsageError(
                 f"{wait.about}: expected no wait inside of another one of the same thread, got "
                 "one from a signal handler or a finaliser that interrupted it. Set a flag there "
@@ -183,8 +183,7 @@ class Driver:
                     try:
                         self._drive(wait, deadline, scope)
                     finally:
-                        self.driving = None
-                        self._seat.release()
+                        self._leave_seat()
                         self._departures += 1
                 else:
                     self._park(wait, deadline, scope)
@@ -201,6 +200,11 @@ class Driver:
         """Let somebody else drive: a waiter, or for want of one the helper."""
         if not (self._parked and self._wake_one()) and self._helper_parked:
             self._wake_helper()
+
+    def _leave_seat(self) -> None:
+        self.driving = None
+        self._driver = 0
+        self._seat.release()
 
     def _take_over(self) -> bool:
         """Take the seat from the helper, which drives only for want of anybody else."""
@@ -255,8 +259,7 @@ class Driver:
         link = self.link
         bell = link.bell
         poll = link.poll
-        # In this order: one that drove before must not find itself named beside this wait.
-        self._driver = threading.get_ident()
+        self._driver = threading.get_ident()  # first: see `wait`
         self.driving = wait
         misses = 0
         quiet_since = 0.0
@@ -325,8 +328,7 @@ class Driver:
                         self.on_broken(error)
                         return
                     finally:
-                        self.driving = None
-                        self._seat.release()
+                        self._leave_seat()
                         if self._parked:
                             self._wake_one()
 

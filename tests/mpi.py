@@ -298,7 +298,9 @@ def mpiexec(n, *python_args, timeout=60, env=None, cwd=None, options=()):
 def main():
     """Replace this process by mpiexec, with the settings above, under `timeout`."""
     if len(sys.argv) < 3:
-        sys.exit(f"usage: {sys.argv[0]} N PYTHON_ARGS...  (limit in s: MPIML_TEST_LIMIT)")
+        sys.exit(
+            f"usage: {sys.argv[0]} N PYTHON_ARGS...  (limit in s: MPIML_TEST_LIMIT, from TERM to KILL: MPIML_TEST_GRACE)"
+        )
     # BLAS threads of N pytests on few cores would fight for them.
     env = environment(OMP_NUM_THREADS=os.environ.get("OMP_NUM_THREADS", "1"))
     env.setdefault("NO_COLOR", "1")  # Open MPI gives each rank a terminal of its own
@@ -306,8 +308,10 @@ def main():
     env["PYTEST_ADDOPTS"] = f"{env.get('PYTEST_ADDOPTS', '')} -p no:cacheprovider".strip()
     limit = os.environ.get("MPIML_TEST_LIMIT", "600")
     env["TMPDIR"] = tempfile.mkdtemp(prefix="job-")  # for the reason that Job gives
-    tidy = ["sh", "-c", '"$@"; rc=$?; rm -rf "$TMPDIR"; exit $rc', "sh"]
-    command = ["timeout", "-k", "10", limit, *tidy, launcher() or "mpiexec", "-n", sys.argv[1]]
+    # the trap: at the limit the shell waits for its child, and `timeout` for the shell
+    tidy = ["sh", "-c", 'trap : TERM INT; "$@"; rc=$?; rm -rf "$TMPDIR"; exit $rc', "sh"]
+    grace = os.environ.get("MPIML_TEST_GRACE", "10")
+    command = ["timeout", "-k", grace, limit, *tidy, launcher() or "mpiexec", "-n", sys.argv[1]]
     os.execvpe(command[0], [*command, sys.executable, *sys.argv[2:]], env)
 
 

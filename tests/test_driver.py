@@ -259,30 +259,44 @@ def test_a_wait_inside_a_wait_of_the_same_thread_is_refused(driver):
     assert refused
 
 
-def test_who_drove_before_is_not_taken_for_the_driver(driver):
+def test_who_drove_before_is_not_taken_for_the_driver():
     """A thread that has driven waits again just as another one takes the seat."""
-    seen = []
+    taken, go_on = threading.Event(), threading.Event()
 
     class Slow(Driver):
-        @property
-        def driving(self):
-            return self.__dict__.get("wait")
+        """Stands still where another thread may see half of what `_drive` notes."""
 
-        @driving.setter
-        def driving(self, wait):
-            self.__dict__["wait"] = wait
-            if wait is not None:
-                seen.append(self._driver == threading.get_ident())
+        def __setattr__(self, name, value):
+            super().__setattr__(name, value)
+            if name in ("driving", "_driver") and threading.current_thread().name == "second":
+                taken.set()
+                assert go_on.wait(LIMIT)
 
-    driver.__class__ = Slow
-    for _ in range(2):
-        wait = Wait("test")
-        driver.link.put(lambda wait=wait: driver.fulfil(wait))
-        thread = start(driver.wait, wait, time.monotonic() + LIMIT, None)
-        thread.join(LIMIT)
-        assert not thread.is_alive()
-    assert seen
-    assert all(seen)
+    driver = Slow(0, 0)
+    link = Link()
+    driver.connect(link)
+    outcomes = []
+
+    def first():
+        wait = Wait("first")
+        link.put(lambda: driver.fulfil(wait))
+        driver.wait(wait, time.monotonic() + LIMIT, None)
+        two.start()
+        assert taken.wait(LIMIT)
+        outcomes.append(driver.wait(Wait("again"), time.monotonic(), None))
+
+    last = Wait("second")
+    two = threading.Thread(
+        target=driver.wait, args=(last, time.monotonic() + LIMIT, None), name="second"
+    )
+    one = start(first)
+    one.join(LIMIT)
+    go_on.set()
+    driver.later(lambda: driver.fulfil(last))
+    two.join(LIMIT)
+    assert not two.is_alive()
+    driver.shut()
+    assert outcomes == [False]  # no refusal: its deadline had come
 
 
 def test_shutting_waits_for_the_thread_that_polls():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mpi import child, mpiexec, start
+from tests.mpi import ROOT, child, environment, mpiexec, start
 
 
 @pytest.mark.mpi(min_size=1)
@@ -66,6 +66,21 @@ def test_a_process_that_outlives_the_child_is_listed_and_killed():
     ended = child(sys.executable, "-c", code)
     assert len(ended.leftovers) == 1
     assert "time.sleep(99)" in ended.leftovers[0]
+
+
+def test_a_command_over_its_limit_is_killed_also_if_it_does_not_listen(tmp_path):
+    """`tests.mpi` from a shell, with a launcher that ignores what ends others."""
+    deaf = tmp_path / "bin" / "mpiexec"
+    deaf.parent.mkdir()
+    deaf.write_text("#!/bin/sh\ntrap '' TERM INT\necho started\nsleep 60\necho survived\n")
+    deaf.chmod(0o755)
+    code = "import sys, tests.mpi; tests.mpi.launcher = lambda: sys.argv[2]; tests.mpi.main()"
+    env = environment(MPIML_TEST_LIMIT="0.5", MPIML_TEST_GRACE="0.5")
+    with start(sys.executable, "-c", code, "1", deaf, env=env, cwd=ROOT) as job:
+        ended = job.wait(20)
+    assert ended.rc != 0
+    assert ended.stdout == "started\n"
+    assert not ended.leftovers
 
 
 def test_a_job_has_a_temporary_folder_of_its_own_that_goes_with_it():
