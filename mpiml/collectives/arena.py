@@ -34,6 +34,8 @@ class Arena(NamedTuple):
         Runs plans on it.
     own_at, shared_at : int
         Where the own segment and the shared result begin, in bytes.
+    each : int
+        Size of a segment.
     nbytes : int
         Size of the memory.
     """
@@ -42,6 +44,7 @@ class Arena(NamedTuple):
     gang: Gang
     own_at: int
     shared_at: int
+    each: int
     nbytes: int
 
     def segment(self, nbytes: int) -> memoryview:
@@ -139,7 +142,7 @@ def _arena(team: Team, memory: _Memory, segment: int, box: int, shared: int) -> 
         memory, place, size, box, segment, shared, team.spin_us, team.yield_us,
         team.in_one_process,
     )  # fmt: skip
-    return Arena(memory, gang, gang.segment_at(place), gang.shared_at, total)
+    return Arena(memory, gang, gang.segment_at(place), gang.shared_at, segment, total)
 
 
 def _own_range(team: Team, size: int, box: int, segment: int, shared: int) -> tuple[int, int]:

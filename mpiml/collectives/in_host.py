@@ -18,7 +18,7 @@ from mpiml.collectives.regions import Regions, stripe
 from mpiml.collectives.team import Team
 from mpiml.errors import ServiceGoneError
 
-__all__ = ["ALL", "OUT", "OWN", "SHARED", "InHost", "box_of", "small"]
+__all__ = ["ALL", "OUT", "OWN", "SHARED", "SMALL", "TEXT", "InHost", "box_of", "small"]
 
 ALL, OWN, SHARED, OUT = -1, -2, -3, -4  # where a reduction goes to: mpiml::Where
 SMALL = 8192  #: bytes up to which a payload is posted and combined by every member

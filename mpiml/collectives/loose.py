@@ -5,10 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from mpiml.collectives.arena import make_arena
 from mpiml.collectives.hosts.apart import open_apart
 from mpiml.collectives.labels import Label
-from mpiml.collectives.staged import BOX, Staged, chunk_of
+from mpiml.collectives.staged import Staged, staged_arena
 from mpiml.collectives.team import Team
 from mpiml.config import Config
 from mpiml.errors import SharedMemoryError
@@ -56,14 +55,13 @@ class Loose:
                 break
         if "messages" in asked:
             return None
-        chunk = chunk_of(self.team.size)
-        arena = make_arena(self.team, 2 * chunk, label, BOX)
+        arena = staged_arena(self.team, label)
         if isinstance(arena, SharedMemoryError):
             if "memory" in asked:
                 raise arena
             self._why = "shared memory was refused"
             return None
-        return Staged(self.team, arena, check, chunk)
+        return Staged(self.team, arena, check)
 
     def reduce(self, source: Any, out: Any, dtype: str, op: str, label: Label) -> None:
         """Combine an array of all members into `out`, which may be `source`.

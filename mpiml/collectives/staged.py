@@ -14,25 +14,32 @@ from typing import Any
 import numpy as np
 
 from mpiml._native import GANG_INLINE, Plan
-from mpiml.collectives.arena import Arena
-from mpiml.collectives.in_host import ALL, OUT, InHost, small
+from mpiml.collectives.arena import Arena, make_arena
+from mpiml.collectives.in_host import ALL, OUT, SMALL, InHost, box_of, small
 from mpiml.collectives.labels import Label
 from mpiml.collectives.ops import DTYPES, op_code
 from mpiml.collectives.regions import Regions, itemsize_of, stripe
 from mpiml.collectives.team import Team
+from mpiml.errors import SharedMemoryError
 
-__all__ = ["BOX", "CHUNK", "Staged", "chunk_of"]
+__all__ = ["CHUNK", "Staged", "chunk_of", "staged_arena"]
 
-CHUNK = 1 << 20  #: most bytes of a chunk: several of them fit into a core's own cache
-BOX = 64 << 10  #: bytes of a mailbox
-_ROOM = 16 << 20  # bytes for the chunks of a host, as a container may have no more than 64 MiB
+CHUNK = 1 << 20  #: most bytes of a chunk; of 64 KiB to 8 MiB the best for 2 and 4 members
+_ROOM = 16 << 20  # bytes for all chunks of a host, since a container may have 64 MiB only
 _LEAST = 64 << 10
 _PLANS = 64  # kept for operations that come again
 
 
 def chunk_of(members: int) -> int:
     """Return the bytes of a chunk, of which each member of a host has two."""
-    return max(min(CHUNK, _ROOM // members // 4096 * 4096), _LEAST)
+    return max(min(CHUNK, _ROOM // (2 * members) // 4096 * 4096), _LEAST)
+
+
+def staged_arena(team: Team, label: Label) -> Arena | SharedMemoryError:
+    """Make memory for a `Staged` of a team on one host. Collective over the team."""
+    members = team.size
+    box = box_of(2 * SMALL // members, members)  # the largest that is small
+    return make_arena(team, 2 * chunk_of(members), label, box)
 
 
 class Staged:
@@ -43,21 +50,15 @@ class Staged:
     team : Team
         The members.
     arena : Arena
-        With segments of two chunks.
+        With segments of two chunks, and mailboxes for what is `small`.
     check : bool
         Whether members compare what they do.
-    chunk : int
-        Bytes of a chunk. 0: `gather` only, and no segments.
-    box : int
-        Bytes of a mailbox of the arena.
     """
 
     way = "copied through shared memory"
 
-    def __init__(
-        self, team: Team, arena: Arena, check: bool, chunk: int, box: int = BOX
-    ) -> None:
-        self._chunk, self._box = chunk, box
+    def __init__(self, team: Team, arena: Arena, check: bool) -> None:
+        self._chunk = arena.each // 2
         self._host = InHost(team, arena, Regions(()), shared=False, check=check)
         self._members = len(team.local)
         self._place = team.local.index(team.index)
@@ -90,18 +91,27 @@ class Staged:
     ) -> "list[np.ndarray[Any, Any]]":
         """Return the bytes that each member brings, (n,) uint8; see `Loose.gather`."""
         most = max(lengths, default=0)
-        part = max(min(self._box, most), 1)
+        part = max(min(self._chunk, most), 1)
         parts = -(-most // part)
         source = np.zeros(parts * part, np.uint8)
         source[: array.size] = array
         found = np.empty((parts, self._members, part), np.uint8)
         plan = Plan()
-        in_slot = part <= GANG_INLINE
-        plan.sync()  # what is compared before anything is posted
-        for number in range(parts):
-            plan.post(number * part, part, 0, external=True, in_slot=in_slot)
-            plan.sync()
-            plan.gather(number * self._members * part, part, in_slot=in_slot)
+        if most <= GANG_INLINE:
+            plan.sync()  # what is compared before anything is posted
+            for number in range(parts):
+                plan.post(number * part, part, 0, external=True, in_slot=True)
+                plan.sync()
+                plan.gather(number * self._members * part, part, in_slot=True)
+        else:
+            for number in range(parts):
+                half = number % 2 * self._chunk
+                plan.put(number * part, part, half)
+                plan.sync()
+                for member in range(self._members):
+                    place = (number * self._members + member) * part
+                    plan.get(member, half, place, part)
+            plan.sync()  # others read the own segment until here
         self._host.run(plan, label, source, found)
         return [
             np.ascontiguousarray(found[:, i]).reshape(-1)[:length]
@@ -129,14 +139,14 @@ class Staged:
         for number, (_, length, place) in enumerate(chunks):
             plan.sync()  # all have put this chunk, and combined the one before
             if number:
-                _take(plan, chunks[number - 1])
+                _take(plan, self._place, chunks[number - 1])
             low, high = stripe(length // size, size, self._place, self._members)
             if high > low:
                 plan.reduce(code, op, self._size, place + low * size, high - low, ALL)
             if number + 1 < len(chunks):  # where the one before lay, which nobody needs now
                 plan.put(*chunks[number + 1])
         plan.sync()
-        _take(plan, chunks[-1])
+        _take(plan, self._place, chunks[-1])
         return plan
 
     def close(self) -> None:
@@ -144,6 +154,6 @@ class Staged:
         self._host.close()
 
 
-def _take(plan: Plan, chunk: tuple[int, int, int]) -> None:
+def _take(plan: Plan, own: int, chunk: tuple[int, int, int]) -> None:
     at, length, place = chunk
-    plan.get(place, at, length)
+    plan.get(own, place, at, length)

@@ -12,6 +12,11 @@ namespace mpiml {
 // switches of the lock cost more than the other threads could gain.
 inline constexpr std::size_t kReleaseGilAbove = 64 * 1024;
 
+// Raises ValueError.
+[[noreturn]] inline void refuse(const std::string &text) {
+    throw nanobind::value_error(text.c_str());
+}
+
 enum class Access { read, write };
 
 // Holding the export pins the owner: mmap.close() and bytearray.append() then

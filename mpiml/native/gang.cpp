@@ -17,6 +17,7 @@ using namespace nb::literals;
 using mpiml::Access;
 using mpiml::Bytes;
 using mpiml::Plan;
+using mpiml::refuse;
 using mpiml::Slot;
 using mpiml::Step;
 
@@ -27,8 +28,6 @@ enum Status : int { kDone = 0, kWaiting = 1, kMismatch = 2, kLeft = 3 };
 constexpr std::size_t kPage = 4096;
 // Results beyond this do not fit the caches anyway, so their stores go past them.
 constexpr std::size_t kStreamFrom = std::size_t{8} << 20;
-// What is posted, from here on.
-constexpr std::size_t kStreamPostFrom = std::size_t{16} << 10;
 
 std::size_t up(std::size_t n, std::size_t unit) { return (n + unit - 1) / unit * unit; }
 
@@ -42,8 +41,6 @@ mpiml::Layout lay_out(int size, std::size_t box, std::size_t segment, std::size_
     l.shared_bytes = up(shared, kPage);
     return l;
 }
-
-[[noreturn]] void refuse(const std::string &text) { throw nb::value_error(text.c_str()); }
 
 class Gang {
 public:
@@ -154,7 +151,7 @@ private:
             sources_.assign(segments_.begin(), segments_.end());
             for (const void *&p : sources_)
                 p = static_cast<const std::byte *>(p) + s.at;
-            reduce_to(s, s.at);
+            reduce_to(s, s.box);
             break;
         }
         case Step::Kind::reduce_posted: {
@@ -171,14 +168,19 @@ private:
             std::memcpy(within(out_, out_bytes_, s.at, s.count), shared() + s.box, s.count);
             break;
         case Step::Kind::put:
-            std::memcpy(own() + s.box, within(in_, in_bytes_, s.at, s.count), s.count);
+            std::memcpy(within(own(), layout_.segment_bytes, s.box, s.count),
+                        within(in_, in_bytes_, s.at, s.count), s.count);
             break;
         case Step::Kind::get:
-            std::memcpy(within(out_, out_bytes_, s.at, s.count), own() + s.box, s.count);
+            std::memcpy(within(out_, out_bytes_, s.at, s.count),
+                        within(segments_[static_cast<std::size_t>(s.where)],
+                               layout_.segment_bytes, s.box, s.count),
+                        s.count);
             break;
         case Step::Kind::post: {
             const std::byte *source = s.external ? within(in_, in_bytes_, s.at, s.count) : own() + s.at;
-            post(source, s);
+            // the box of the point that comes next
+            std::memcpy(posted(meeting_.index(), s, false), source, s.count);
             break;
         }
         case Step::Kind::gather: {
@@ -202,21 +204,6 @@ private:
         case Step::Kind::sync:
             break;
         }
-    }
-
-    // To the box of the point that comes next. Its lines still lie in the caches of those who
-    // read them last, and ordinary stores would take them back one by one: 64 KiB 40 us where
-    // two cores are far from each other, against 15 us past the caches, 14 and 14 us where they
-    // are near. What is small arrives sooner by way of the caches.
-    void post(const std::byte *source, const Step &s) {
-        std::byte *box = posted(meeting_.index(), s, false);
-        if (s.count < kStreamPostFrom) {
-            std::memcpy(box, source, s.count);
-            return;
-        }
-        const void *const from = source;
-        void *const to = box;
-        mpiml::reduce(mpiml::Dtype::u8, mpiml::Op::sum, s.count, &from, 1, 1.0, &to, 1, true);
     }
 
     void reduce_to(const Step &s, std::size_t at) {

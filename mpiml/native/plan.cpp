@@ -2,13 +2,14 @@
 #include <array>
 #include <cstddef>
 #include <memory>
-#include <stdexcept>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/array.h>
+#include <nanobind/stl/optional.h>
 
 #include "bytes.hpp"
 #include "plan.hpp"
@@ -20,11 +21,10 @@ using mpiml::Bytes;
 using mpiml::Dtype;
 using mpiml::Op;
 using mpiml::Plan;
+using mpiml::refuse;
 using mpiml::Step;
 
 namespace {
-
-[[noreturn]] void refuse(const std::string &text) { throw nb::value_error(text.c_str()); }
 
 void add(Plan &plan, Step step) {
     const bool reduces = step.kind == Step::Kind::reduce || step.kind == Step::Kind::reduce_posted;
@@ -70,11 +70,13 @@ void bind_plan(nb::module_ &m) {
              "Meet all members; the first meeting compares what they do.")
         .def("reduce",
              [](Plan &p, int dtype, int op, double divisor, std::size_t at, std::size_t count,
-                int where) {
-                 add(p, {Step::Kind::reduce, dtype_of(dtype), op_of(op), divisor, at, 0, count, where});
+                int where, std::optional<std::size_t> to) {
+                 add(p, {Step::Kind::reduce, dtype_of(dtype), op_of(op), divisor, at,
+                         to.value_or(at), count, where});
              },
-             "dtype"_a, "op"_a, "divisor"_a, "at"_a, "count"_a, "where"_a,
-             "Combine `count` elements at byte `at` of all segments, in the order of members.")
+             "dtype"_a, "op"_a, "divisor"_a, "at"_a, "count"_a, "where"_a, "to"_a = nb::none(),
+             "Combine `count` elements at byte `at` of all segments, in the order of members; "
+             "to byte `to` of what `where` says, the same by default.")
         .def("pull",
              [](Plan &p, int member, std::size_t at, std::size_t nbytes) {
                  add(p, {Step::Kind::pull, Dtype::u8, Op::sum, 1.0, at, 0, nbytes, member});
@@ -91,10 +93,11 @@ void bind_plan(nb::module_ &m) {
              },
              "at"_a, "nbytes"_a, "to"_a, "Copy bytes of `in` to the own segment.")
         .def("get",
-             [](Plan &p, std::size_t from, std::size_t at, std::size_t nbytes) {
-                 add(p, {Step::Kind::get, Dtype::u8, Op::sum, 1.0, at, from, nbytes});
+             [](Plan &p, int member, std::size_t from, std::size_t at, std::size_t nbytes) {
+                 add(p, {Step::Kind::get, Dtype::u8, Op::sum, 1.0, at, from, nbytes, member});
              },
-             "from_"_a, "at"_a, "nbytes"_a, "Copy bytes of the own segment to `output`.")
+             "member"_a, "from_"_a, "at"_a, "nbytes"_a,
+             "Copy bytes of a member's segment to `output`.")
         .def("post",
              [](Plan &p, std::size_t at, std::size_t nbytes, std::size_t box, bool external,
                 bool in_slot) {

@@ -26,9 +26,9 @@ struct Step {
     Op op = Op::sum;
     double divisor = 1.0;
     std::size_t at = 0;      // bytes from the begin of a segment, of the result or of `out`
-    std::size_t box = 0;     // bytes from the begin of a mailbox
+    std::size_t box = 0;     // the other place: in a mailbox, in a segment or the shared result
     std::size_t count = 0;   // elements of a reduction, bytes of anything else
-    int where = kOwn;        // of a reduction: its target; of a pull: the member;
+    int where = kOwn;        // of a reduction: its target; of pull and get: the member;
                              // of an update: its source, kAll or where the sum is already
     bool external = false;   // posts from `in`, not from the own segment
     bool in_slot = false;    // what is posted travels with the phase, not in a mailbox

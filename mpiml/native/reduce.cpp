@@ -25,6 +25,7 @@ using mpiml::Bytes;
 using mpiml::Dtype;
 using mpiml::KernelTable;
 using mpiml::Op;
+using mpiml::refuse;
 
 namespace {
 
@@ -94,8 +95,6 @@ void convert(Dtype to, void *dst, Dtype from, const void *src, std::size_t count
 }  // namespace mpiml
 
 namespace {
-
-[[noreturn]] void refuse(const std::string &text) { throw nb::value_error(text.c_str()); }
 
 Dtype dtype_of(int code, const char *where) {
     if (code < 0 || code >= mpiml::kDtypes)

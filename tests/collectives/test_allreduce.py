@@ -1,13 +1,17 @@
 """`allreduce` of arrays and trees that lie in no bucket."""
 
+import os
+
 import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mpiml._native import gang_bytes
 from mpiml.collectives import Bucket, allreduce
 from mpiml.collectives.fusion import ALONE, FUSED, messages
+from mpiml.collectives.in_host import SMALL, box_of
 from mpiml.collectives.staged import CHUNK, chunk_of
 from mpiml.errors import UsageError
 from tests.collectives.test_bucket import everywhere, in_order, index_size, members_of, some
@@ -118,13 +122,60 @@ def test_out_takes_the_result_whatever_its_memory(members):
     members_of(members)(body)
 
 
-def test_chunks_of_a_host_fit_into_what_containers_have():
-    for members in (1, 2, 7, 16, 33, 64, 128):
+def test_chunks_and_mailboxes_fit_into_what_containers_have():
+    for members in (1, 2, 7, 16, 33, 64, 128, 256):
         chunk = chunk_of(members)
-        assert chunk % 4096 == 0
-        assert 2 * chunk * members <= 32 << 20
-        assert chunk <= CHUNK
-    assert chunk_of(16) == CHUNK
+        box = box_of(2 * SMALL // members, members)
+        assert chunk % 64 == 0
+        assert gang_bytes(members, box, 2 * chunk, 0) < 40 << 20
+    assert chunk_of(8) == CHUNK
+
+
+def test_more_members_have_smaller_chunks():
+    size, chunk = 17, chunk_of(17)
+    assert chunk < CHUNK
+    values = [some(F4, chunk // 4 + 1, i) for i in range(size)]
+    found = together(size, lambda team: allreduce(values[team.index], comm=team).tobytes())
+    assert set(found) == {in_order(values, "sum", F4).tobytes()}
+
+
+SIZES = [3 * CHUNK + 4, 100, CHUNK, 8192, 2 * CHUNK, 0, 12_000, CHUNK + 64, 4]
+
+
+@everywhere
+def test_operations_of_all_sizes_follow_each_other(members):
+    def body(comm):
+        index, size = index_size(comm)
+        pause = np.random.default_rng(index)
+        for number, nbytes in enumerate(SIZES * 3):
+            x = np.full(nbytes // 4, number + index, "f4")
+            for _ in range(pause.integers(3)):
+                os.sched_yield()  # members come in another order each time
+            got = allreduce(x, "max", comm)
+            assert (got == number + size - 1).all()
+            tree = [x, x[:10]]
+            assert all(
+                (leaf == number + size - 1).all() for leaf in allreduce(tree, "max", comm)
+            )
+        return True
+
+    members_of(members)(body)
+
+
+@everywhere
+@pytest.mark.parametrize("nbytes", [(4, CHUNK), (3 * CHUNK, 12_000), (CHUNK, 2 * CHUNK)])
+def test_lengths_that_differ_are_an_error_and_the_next_operation_is_right(members, nbytes):
+    def body(comm):
+        index, size = index_size(comm)
+        x = np.full(nbytes[index % 2] // 4, index, "f4")
+        with pytest.raises(UsageError, match="expected the same operation on all"):
+            allreduce(x, comm=comm)
+        for length in (3 * CHUNK // 4, 10, CHUNK // 4):
+            got = allreduce(np.full(length, index, "f4"), comm=comm)
+            assert (got == size * (size - 1) // 2).all()
+        return True
+
+    members_of(members)(body)
 
 
 @everywhere

@@ -230,13 +230,13 @@ def test_arrays_from_outside_pass_through_segments_in_chunks(in_place):
             plan.sync()
             here, there = k % 2 * chunk, (k + 1) % 2 * chunk
             if k:
-                plan.get(there, (k - 1) * chunk, chunk)
+                plan.get(index, there, (k - 1) * chunk, chunk)
             if high > low:
                 plan.reduce(F32, SUM, 1.0, here + 4 * low, high - low, ALL)
             if k + 1 < chunks:
                 plan.put((k + 1) * chunk, chunk, there)
         plan.sync()
-        plan.get((chunks - 1) % 2 * chunk, (chunks - 1) * chunk, chunk)
+        plan.get(index, (chunks - 1) % 2 * chunk, (chunks - 1) * chunk, chunk)
         for _ in range(200):
             source = values[index].copy()
             out = source if in_place else np.empty_like(source)
@@ -245,6 +245,26 @@ def test_arrays_from_outside_pass_through_segments_in_chunks(in_place):
         return True
 
     assert run_all(size, body, segment=2 * chunk)[0] == [True] * size
+
+
+def test_segments_are_combined_to_another_place_and_read_by_all():
+    def body(gang, segment, index):
+        plan = Plan()
+        plan.put(0, 64, 128)
+        plan.sync()
+        if index == 1:
+            plan.reduce(F32, SUM, 1.0, 128, 16, SHARED, 64)
+        for member in range(3):
+            plan.get(member, 128, 64 + 64 * member, 64)
+        plan.sync()
+        plan.fetch(64, 0, 64)
+        out = np.zeros(64, np.float32)
+        source = np.full(16, index + 1, np.float32)
+        assert finish(gang, plan, source=source, out=out) == DONE
+        return out[::16].tolist()
+
+    found, _ = run_all(3, body, segment=192, shared=128)
+    assert found == [[6.0, 1.0, 2.0, 3.0]] * 3
 
 
 def test_a_broadcast_pulls_from_one_segment():

@@ -1,7 +1,7 @@
 """Arrays outside of the arena, reduced among hosts.
 
-In a host they pass through mailboxes in chunks, as in `mpiml.collectives.staged`, into memory
-of the host that the messages are sent from; `mpiml.collectives.hosts.between` says in which order.
+In a host they pass through segments in chunks, as in `mpiml.collectives.staged`, into memory of
+the host that the messages are sent from; `mpiml.collectives.hosts.between` says in which order.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from mpiml.collectives.hosts.between import Between
 from mpiml.collectives.hosts.chunks import WINDOW, Piece, split_op
 from mpiml.collectives.hosts.lanes import Lane, Pending, open_lane
 from mpiml.collectives.hosts.rounds import Round
-from mpiml.collectives.in_host import SHARED
+from mpiml.collectives.in_host import SHARED, TEXT
 from mpiml.collectives.labels import Label
 from mpiml.collectives.ops import DTYPES, OPS
 from mpiml.collectives.regions import Region, Regions, itemsize_of
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Apart", "open_apart"]
 
-CHUNK: Final = 1 << 20  #: bytes of a mailbox, and of a message
+CHUNK: Final = 1 << 20  #: bytes of half a segment, and of a message
 _SLOTS: Final = WINDOW + 1  # chunks of a host: those under way, and the one being reduced
 _KEPT: Final = 64  # operations whose rounds are kept for when they come again
 
@@ -42,7 +42,7 @@ class Apart(Between):
     team, choice, lane
         As for `Between`.
     arena : Arena
-        With mailboxes of `CHUNK` bytes, and a shared result for `_SLOTS` of them.
+        With segments of two chunks, and a shared result for `_SLOTS` of them.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Apart(Between):
         super().__init__(team, arena, Regions(()), True, check, choice, lane)
         self._memory = memoryview(arena.memory)[arena.shared_at :]
         self._striped = choice.senders == "stripes"
-        self._host = Staged(team, arena, check, 0, CHUNK)
+        self._host = Staged(team, arena, check)
         self.way = f"copied through {self.way}"
 
     def reduce(self, source: Any, out: Any, dtype: str, op: str, label: Label) -> None:
@@ -75,12 +75,13 @@ class Apart(Between):
             whole = Piece(region, number % _SLOTS * CHUNK, length // region.itemsize)
             part = whole.part(self._place, self.members)
             before = Plan()
-            before.post(at, length, 0, external=True)
+            half = number % 2 * CHUNK  # of the segment
+            before.put(at, length, half)  # what lay here was combined before the last meeting
             before.sync()
             if part.count:
-                before.reduce_posted(
-                    region.code, OPS[split.inside], split.inside_divisor, part.at - whole.at,
-                    part.at, part.count, SHARED,
+                before.reduce(
+                    region.code, OPS[split.inside], split.inside_divisor,
+                    half + part.at - whole.at, part.count, SHARED, part.at,
                 )  # fmt: skip
             sent = part if self._striped else whole
             begin = None
@@ -157,12 +158,14 @@ def open_apart(team: Team, label: Label, check: bool) -> Apart:
     check : bool
         Whether members compare what they do.
     """
-    arena = make_arena(team, 0, label, CHUNK, _SLOTS * CHUNK) if team.several_hosts else None
+    arena = (
+        make_arena(team, 2 * CHUNK, label, TEXT, _SLOTS * CHUNK) if team.several_hosts else None
+    )
     way = "shared memory"
     if arena is None or isinstance(arena, SharedMemoryError):
         way = "memory of each process"
         team = by_process(team)
-        arena = private_arena(team, 0, label, CHUNK, _SLOTS * CHUNK)
+        arena = private_arena(team, 2 * CHUNK, label, TEXT, _SLOTS * CHUNK)
     choice = chosen(team, CHUNK, label)._replace(chunk=CHUNK)
     apart = Apart(team, arena, choice, open_lane(team, choice, label), check)
     apart.way = apart.way.replace("shared memory", way)
