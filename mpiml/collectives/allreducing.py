@@ -96,7 +96,7 @@ def _one(team: Team, x: Any, op: Any, out: Any, name: str | None) -> Any:
     source = x if flags.c_contiguous else np.asarray(x, order="C")
     if out is None:
         result = np.empty(x.shape, x.dtype)
-    elif out is source and flags.writeable:
+    elif out is source and flags.writeable:  # what `_target` would say, without its looks
         result = out
     else:
         result = _guarded(team, lambda: _target(x, out, ""))

@@ -92,17 +92,15 @@ class Staged:
         """Return the bytes that each member brings, (n,) uint8; see `Loose.gather`."""
         most = max(lengths, default=0)
         part = max(min(self._chunk, most), 1)
-        parts = -(-most // part)
+        parts = max(-(-most // part), 1)
         source = np.zeros(parts * part, np.uint8)
         source[: array.size] = array
         found = np.empty((parts, self._members, part), np.uint8)
         plan = Plan()
         if most <= GANG_INLINE:
-            plan.sync()  # what is compared before anything is posted
-            for number in range(parts):
-                plan.post(number * part, part, 0, external=True, in_slot=True)
-                plan.sync()
-                plan.gather(number * self._members * part, part, in_slot=True)
+            plan.post(0, part, 0, external=True, in_slot=True)
+            plan.sync()
+            plan.gather(0, part, in_slot=True)
         else:
             for number in range(parts):
                 half = number % 2 * self._chunk
