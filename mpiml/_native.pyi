@@ -53,6 +53,21 @@ class Gang:
     def segment_at(self, member: int) -> int: ...
 
 @final
+class Gate:
+    def __init__(self, memory: Buffer, index: int, size: int) -> None: ...
+    @property
+    def closed_by(self) -> int: ...
+    def adds(self, member: int) -> int: ...
+    def enter(self, timeout_us: int = 10_000_000) -> bool: ...
+    def forget(self, member: int) -> None: ...
+    def inside(self) -> list[int]: ...
+    def leave(self, adds: int = 1) -> None: ...
+    def snapshot(
+        self, model: Buffer, out: Buffer, timeout_us: int = 10_000_000
+    ) -> int | None: ...
+    def version(self) -> int: ...
+
+@final
 class Mapping:
     def __init__(self, fd: int, nbytes: int) -> None: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
@@ -116,6 +131,52 @@ def checksum(buffer: Buffer, seed: int = 0) -> int: ...
 def convert(to: int, dst: Buffer, from_: int, src: Buffer) -> None: ...
 def copy(dst: Buffer, src: Buffer) -> None: ...
 def gang_bytes(size: int, box: int, segment: int, shared: int) -> int: ...
+def gate_bytes(size: int) -> int: ...
+def hogwild_add(
+    model: Buffer,
+    values: Buffer,
+    scale: float = 1.0,
+    how: str = "atomic",
+    lock: Buffer | None = None,
+    gate: Gate | None = None,
+    timeout_us: int = 10_000_000,
+) -> None: ...
+def hogwild_add_at(
+    model: Buffer,
+    indices: Buffer,
+    values: Buffer,
+    scale: float = 1.0,
+    how: str = "atomic",
+    lock: Buffer | None = None,
+    gate: Gate | None = None,
+    timeout_us: int = 10_000_000,
+) -> None: ...
+def hogwild_add_rows(
+    model: Buffer,
+    indptr: Buffer,
+    indices: Buffer,
+    values: Buffer,
+    coefficients: Buffer,
+    how: str = "atomic",
+    lock: Buffer | None = None,
+    gate: Gate | None = None,
+    timeout_us: int = 10_000_000,
+) -> None: ...
+def hogwild_svm_rows(
+    model: Buffer,
+    indptr: Buffer,
+    indices: Buffer,
+    values: Buffer,
+    labels: Buffer,
+    degrees: Buffer,
+    eta: float,
+    mu: float,
+    order: Buffer | None = None,
+    how: str = "atomic",
+    lock: Buffer | None = None,
+    gate: Gate | None = None,
+    timeout_us: int = 10_000_000,
+) -> tuple[int, float]: ...
 def join_plain(
     kind: int,
     flags: int,

@@ -6,6 +6,7 @@ void bind_doorbell(nb::module_ &m);
 void bind_gang(nb::module_ &m);
 void bind_plan(nb::module_ &m);
 void bind_pool(nb::module_ &m);
+void bind_hogwild(nb::module_ &m);
 void bind_isa(nb::module_ &m);
 void bind_mapping(nb::module_ &m);
 void bind_memory(nb::module_ &m);
@@ -21,6 +22,7 @@ NB_MODULE(_native, m) {
     bind_doorbell(m);
     bind_plan(m);
     bind_gang(m);
+    bind_hogwild(m);
     bind_isa(m);
     bind_pool(m);
     bind_mapping(m);
