@@ -1,0 +1,39 @@
+"""Synchronous steps that do not wait for the slowest: gradient coding, backup workers.
+
+Who decides and who computes, without messages: what carries gradients from worker to worker
+asks these objects. Names are loaded when they are first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from mpiml.later import refuse_attribute
+
+if TYPE_CHECKING:
+    from mpiml.collectives.stragglers.backup import Backup, Drops, Verdict
+    from mpiml.collectives.stragglers.coding import FractionalRepetition, GradientCode
+    from mpiml.collectives.stragglers.cyclic import Cyclic
+
+__all__ = ["Backup", "Cyclic", "Drops", "FractionalRepetition", "GradientCode", "Verdict"]
+
+_HOME = {
+    "Backup": "backup",
+    "Cyclic": "cyclic",
+    "Drops": "backup",
+    "FractionalRepetition": "coding",
+    "GradientCode": "coding",
+    "Verdict": "backup",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        refuse_attribute(name, "mpiml.collectives.stragglers")
+    value = getattr(import_module(f"mpiml.collectives.stragglers.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
