@@ -201,7 +201,7 @@ def as_schedule(
     if isinstance(topology, Topology):
         topology.require_connected(where)
         return Cycle([topology], topology.name)
-    if not isinstance(topology, Sequence) or isinstance(topology, str):
+    if not isinstance(topology, Sequence):
         raise UsageError(
             f"{where}: expected a Topology, a Schedule or a list of topologies, got a "
             f"{type(topology).__name__}"
