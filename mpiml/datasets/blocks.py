@@ -151,7 +151,8 @@ def _row_begins(block: bytes) -> NDArray[np.intp]:
         end = block.find(b"\n", begins[i])
         line = block[begins[i] : end if end >= 0 else None]
         rows[i] = bool(line.partition(b"#")[0].strip())
-    return begins[rows]
+    found: NDArray[np.intp] = begins[rows]
+    return found
 
 
 def _opener(path: Path) -> Callable[..., IO[bytes]] | None:

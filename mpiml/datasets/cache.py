@@ -56,9 +56,9 @@ class Cache:
             ) from None
         self._h5py = h5py
         self._source = path
-        beside = where is True
-        self.folder = path.parent if beside else Path(where)
-        named = {**options, "path": None if beside else str(path.resolve())}
+        self.folder = path.parent if isinstance(where, bool) else Path(where)
+        source = None if isinstance(where, bool) else str(path.resolve())
+        named = {**options, "path": source}
         digest = hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:16]
         self.file = self.folder / f"{path.name}.{digest}.h5"
         self._options = dict(options)
@@ -72,9 +72,9 @@ class Cache:
                     return None
                 names = [*_ARRAYS, "qid"] if "qid" in file else _ARRAYS
                 arrays = {name: np.ascontiguousarray(file[name][...]) for name in names}
-                if _checksum(arrays) != int(file.attrs["checksum"]):
-                    return None
                 rows, features = (int(n) for n in file.attrs["shape"])
+                if _checksum(arrays, (rows, features)) != int(file.attrs["checksum"]):
+                    return None
             return CSR(shape=(rows, features), **arrays)
         except (OSError, KeyError, ValueError, RuntimeError):  # none, torn, or of another kind
             return None
@@ -114,7 +114,7 @@ class Cache:
                 for name, array in arrays.items():
                     file[name] = array
                 file.attrs["shape"] = csr.shape
-                file.attrs["checksum"] = _checksum(arrays)
+                file.attrs["checksum"] = _checksum(arrays, csr.shape)
                 file.attrs["key"] = self._key
             draft.replace(self.file)
         except (OSError, RuntimeError) as error:
@@ -132,9 +132,9 @@ class Cache:
         return json.dumps({**self._options, **key}, sort_keys=True)
 
 
-def _checksum(arrays: Mapping[str, Any]) -> int:
-    total = 0
-    for name in sorted(arrays):
-        total = zlib.crc32(f"{name} {arrays[name].dtype} {arrays[name].shape}".encode(), total)
-        total = zlib.crc32(np.ascontiguousarray(arrays[name]).view(np.uint8), total)
+def _checksum(arrays: Mapping[str, Any], shape: tuple[int, int]) -> int:
+    total = zlib.crc32(repr(shape).encode())
+    for name in sorted(name for name in arrays if arrays[name].size):  # no cast of nothing
+        total = zlib.crc32(f"{name} {arrays[name].dtype}".encode(), total)
+        total = zlib.crc32(np.ascontiguousarray(arrays[name]).data.cast("B"), total)
     return total

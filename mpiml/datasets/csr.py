@@ -1,7 +1,9 @@
 """Labelled sparse rows in compressed form: plain arrays, as native kernels take them."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import Any, Final
 
 import numpy as np
@@ -151,13 +153,13 @@ class CSR:
             SciPy is not installed.
         """
         try:
-            from scipy.sparse import csr_array
+            sparse = import_module("scipy.sparse")
         except ImportError:
             raise UsageError(
                 "CSR.to_scipy: SciPy is not installed: `pip install scipy`, or use the arrays "
                 "indptr, indices and values as they are."
             ) from None
-        return csr_array((self.values, self.indices, self.indptr), shape=self.shape)
+        return sparse.csr_array((self.values, self.indices, self.indptr), shape=self.shape)
 
     @staticmethod
     def concatenate(parts: "Sequence[CSR]") -> "CSR":
@@ -195,10 +197,8 @@ def float_dtype(where: str, dtype: Any) -> np.dtype[Any]:
     UsageError
         It is neither float32 nor float64; begins with `where`.
     """
-    try:
-        kind = np.dtype(dtype)
-    except TypeError:
-        kind = None
-    if kind not in (np.float32, np.float64):
-        raise UsageError(f"{where}: dtype: expected float32 or float64, got {dtype!r}")
-    return kind
+    for kind in (np.dtype(np.float32), np.dtype(np.float64)):
+        with suppress(TypeError):  # of what is no dtype at all
+            if dtype is not None and np.dtype(dtype) == kind:
+                return kind
+    raise UsageError(f"{where}: dtype: expected float32 or float64, got {dtype!r}")

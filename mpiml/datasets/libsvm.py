@@ -119,21 +119,19 @@ def _read(path: Path, source: Iterator[tuple[int, bytes]], style: Style) -> CSR:
 
 def _joined(parts: list[Part], style: Style) -> CSR:
     """Join the parts, field by field, so that little is held twice; empties the list."""
-    columns = [list(column) for column in zip(*parts, strict=True)] or [[] for _ in range(5)]
+    columns: list[list[Any]] = [list(fields) for fields in zip(*parts, strict=True)]
     parts.clear()
-    rows = [labels.size for labels in columns[3]]
+    if not columns:
+        kinds: tuple[Any, ...] = (np.int64, np.int32, style.dtype, style.dtype)
+        columns = [[np.zeros(0, kind)] for kind in kinds] + [[None]]
     qid = None
-    if any(q is not None for q in columns[4]):
-        filled = [
-            np.full(n, -1, np.int64) if q is None else q
-            for n, q in zip(rows, columns[4], strict=True)
-        ]
-        qid = np.concatenate(filled)
+    if any(part is not None for part in columns[4]):
+        rows = [labels.size for labels in columns[3]]
+        filled = zip(rows, columns[4], strict=True)
+        qid = np.concatenate([np.full(n, -1) if q is None else q for n, q in filled])
     joined = []
-    for column, kind in zip(
-        columns[:4], (np.int64, np.int32, style.dtype, style.dtype), strict=True
-    ):
-        joined.append(np.concatenate(column) if column else np.zeros(0, kind))
+    for column in columns[:4]:
+        joined.append(np.concatenate(column))
         column.clear()
     counts, indices, values, labels = joined
     indptr = np.zeros(counts.size + 1, np.int64)

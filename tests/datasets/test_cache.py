@@ -140,6 +140,11 @@ def drop(file, h5py):
         del f["labels"]
 
 
+def widen(file, h5py):
+    with h5py.File(file, "r+") as f:
+        f.attrs["shape"] = (3, 8)
+
+
 def no_mark(file, h5py):
     with h5py.File(file, "r+") as f:
         del f.attrs["checksum"]
@@ -149,7 +154,7 @@ def other(file, h5py):
     file.write_bytes(b"not HDF5")
 
 
-@pytest.mark.parametrize("damage", [cut, turn, drop, no_mark, other])
+@pytest.mark.parametrize("damage", [cut, turn, drop, widen, no_mark, other])
 def test_a_torn_cache_is_replaced(path, parsed, h5py, damage):
     first = read_libsvm(path, cache=True)
     (file,) = kept(path.parent)
