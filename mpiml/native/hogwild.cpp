@@ -381,9 +381,22 @@ void py_add_rows(nb::handle model, nb::handle indptr, nb::handle indices, nb::ha
     });
 }
 
-template <typename T, typename I>
-void check_visits(const Block<T, I> &b, Svm<T> &s, const std::string &where) {
-    s.ascending = true;
+template <bool far, typename T, typename I>
+void check_degrees(const Block<T, I> &b, const Svm<T> &s, Row<T, I> row,
+                   const std::string &where) {
+    for (std::size_t k = row.begin; k < row.end; ++k) {
+        if constexpr (far)
+            __builtin_prefetch(s.degrees + b.indices[std::min(k + kAhead, row.end - 1)]);
+        const T degree = s.degrees[b.indices[k]];
+        if (!(degree > 0))
+            refuse(where + ": degrees: expected a positive number for each component that a "
+                           "row touches, got " +
+                   std::to_string(degree) + " at position " + std::to_string(b.indices[k]));
+    }
+}
+
+template <bool far, typename T, typename I>
+void check_visits(const Block<T, I> &b, const Svm<T> &s, const std::string &where) {
     for (std::size_t visit = 0; visit < s.visits; ++visit) {
         const std::size_t row = s.row(visit);  // negative ones become large
         if (row >= b.rows)
@@ -393,17 +406,10 @@ void check_visits(const Block<T, I> &b, Svm<T> &s, const std::string &where) {
         if (s.labels[row] != 1 && s.labels[row] != -1)
             refuse(where + ": labels: expected 1 or -1, got " + std::to_string(s.labels[row]) +
                    " at position " + std::to_string(row));
-        const auto begin = static_cast<std::size_t>(b.starts[row]);
-        const auto end = static_cast<std::size_t>(b.starts[row + 1]);
-        check_indices(b.indices, begin, end, b.components, where);
-        for (std::size_t k = begin + 1; k < end; ++k)
-            s.ascending &= b.indices[k - 1] < b.indices[k];
-        for (std::size_t k = begin; s.decay != 0 && k < end; ++k)
-            if (!(s.degrees[b.indices[k]] > 0))
-                refuse(where + ": degrees: expected a positive number for each component that "
-                               "a row touches, got " +
-                       std::to_string(s.degrees[b.indices[k]]) + " at position " +
-                       std::to_string(b.indices[k]));
+        const Row<T, I> its(b, row);
+        check_indices(b.indices, its.begin, its.end, b.components, where);
+        if (s.decay != 0)
+            check_degrees<far>(b, s, its, where);
     }
 }
 
@@ -435,20 +441,22 @@ std::pair<std::size_t, double> py_svm_rows(nb::handle model, nb::handle indptr, 
             using I = decltype(index);
             const auto b = csr.block<T, I>();
             check_starts(b.starts, b.rows, b.nonzeros, where);
-            Svm<T> s{y.as<const T>(),
+            const Svm<T> s{y.as<const T>(),
                      d.as<const T>(),
                      visited ? visited->as<const void>() : nullptr,
                      visited && visited->wide(),
                      visited ? visited->size() : b.rows,
                      T(eta),
-                     T(eta * mu),
-                     false};
+                     T(eta * mu)};
             const auto nbytes = static_cast<std::size_t>(b.starts[b.rows] - b.starts[0]) *
                                 sizeof(T) / (b.rows + (b.rows == 0)) * s.visits;
-            manner.perform(nbytes, s.visits, [&] { check_visits(b, s, where); },
-                           [&](auto kind, Section &section) {
-                               svm_rows<decltype(kind)::value>(b, s, section, seen);
-                           });
+            with_far(csr.model, [&](auto far) {
+                constexpr bool kFar = decltype(far)::value;
+                manner.perform(nbytes, s.visits, [&] { check_visits<kFar>(b, s, where); },
+                               [&](auto kind, Section &section) {
+                                   svm_rows<decltype(kind)::value, kFar>(b, s, section, seen);
+                               });
+            });
         });
     });
     return {seen.active, seen.loss};

@@ -118,7 +118,6 @@ template <typename T> struct Svm {
     std::size_t visits;
     T rate;   // eta
     T decay;  // eta * mu
-    bool ascending;  // no row names a component twice
 
     std::size_t row(std::size_t visit) const {
         if (order == nullptr)
@@ -129,18 +128,55 @@ template <typename T> struct Svm {
     }
 };
 
+// A row that is about to be visited.
+template <typename T, typename I> struct Row {
+    std::size_t begin = 0, end = 0;
+
+    Row() = default;
+    Row(const Block<T, I> &b, std::size_t row)
+        : begin(static_cast<std::size_t>(b.starts[row])),
+          end(static_cast<std::size_t>(b.starts[row + 1])) {}
+};
+
+// <w, x>, summed in double from left to right. Fetches what `next` will touch; `ascending`:
+// no component comes twice, for sure.
+template <bool far, typename T, typename I>
+double dot_of(const Block<T, I> &b, const Svm<T> &s, Row<T, I> row,
+              [[maybe_unused]] Row<T, I> next, bool &ascending) {
+    double dot = 0;
+    std::int64_t before = -1;
+    ascending = true;
+    for (std::size_t k = row.begin; k < row.end; ++k) {
+        if constexpr (far) {
+            if (next.begin < next.end) {
+                const auto j = b.indices[next.begin++];
+                __builtin_prefetch(b.model + j, 1);
+                if (s.decay != 0)
+                    __builtin_prefetch(s.degrees + j);
+            }
+        }
+        const auto j = b.indices[k];
+        ascending &= before < j;
+        before = j;
+        const std::atomic_ref<T> w(b.model[j]);
+        dot += static_cast<double>(w.load(std::memory_order_relaxed)) *
+               static_cast<double>(b.values[k]);
+    }
+    return dot;
+}
+
 // One row by the local step of HogWild++ (and of Hogwild!'s own code): w += eta y x if
 // y <w, x> < 1; then w_j *= 1 - eta mu / deg_j for each j of the row. Where no component
 // comes twice both are one swap, which rounds as the two would.
 template <How how, typename T, typename I>
-void svm_update(const Block<T, I> &b, const Svm<T> &s, std::size_t begin, std::size_t end,
-                bool active, T step) {
-    const bool both = active && s.decay != 0 && s.ascending;
+void svm_update(const Block<T, I> &b, const Svm<T> &s, Row<T, I> row, bool active, T step,
+                bool ascending) {
+    const bool both = active && s.decay != 0 && ascending;
     if (active && !both)
-        add_sparse<how, false>(b.model, b.indices, b.values, begin, end, end, step);
+        add_sparse<how, false>(b.model, b.indices, b.values, row.begin, row.end, row.end, step);
     if (s.decay == 0)
         return;
-    for (std::size_t k = begin; k < end; ++k) {
+    for (std::size_t k = row.begin; k < row.end; ++k) {
         const auto j = b.indices[k];
         const T keep = T(1) - s.decay / s.degrees[j];
         if (both) {
@@ -157,25 +193,23 @@ struct Seen {
     double loss = 0;         // the hinge losses that they were seen with
 };
 
-template <How how, typename T, typename I>
+template <How how, bool far, typename T, typename I>
 void svm_rows(const Block<T, I> &b, const Svm<T> &s, Section &section, Seen &seen) {
     for (std::size_t visit = 0; visit < s.visits && section.begin(); ++visit) {
-        const std::size_t row = s.row(visit);
-        const auto begin = static_cast<std::size_t>(b.starts[row]);
-        const auto end = static_cast<std::size_t>(b.starts[row + 1]);
-        double dot = 0;
-        for (std::size_t k = begin; k < end; ++k) {
-            const std::atomic_ref<T> w(b.model[b.indices[k]]);
-            dot += static_cast<double>(w.load(std::memory_order_relaxed)) *
-                   static_cast<double>(b.values[k]);
-        }
-        const double margin = static_cast<double>(s.labels[row]) * dot;
+        const Row<T, I> row(b, s.row(visit));
+        Row<T, I> next;
+        if (far && visit + 1 < s.visits)
+            next = Row<T, I>(b, s.row(visit + 1));
+        bool ascending;
+        const T label = s.labels[s.row(visit)];
+        const double margin =
+            static_cast<double>(label) * dot_of<far>(b, s, row, next, ascending);
         const bool active = margin < 1;
         if (active) {
             ++seen.active;
             seen.loss += 1 - margin;
         }
-        svm_update<how>(b, s, begin, end, active, s.rate * s.labels[row]);
+        svm_update<how>(b, s, row, active, s.rate * label, ascending);
         section.done();
     }
 }

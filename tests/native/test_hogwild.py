@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -57,6 +58,13 @@ def race(*bodies):
         raise errors[0]
 
 
+def wait_until(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it does not happen"
+        time.sleep(0)
+
+
 def csr(rng, rows, components, most, dtype=np.float32, index=np.int32):
     lengths = rng.integers(0, most + 1, rows)
     indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(index)
@@ -70,20 +78,38 @@ def csr(rng, rows, components, most, dtype=np.float32, index=np.int32):
 @pytest.mark.parametrize("how", ["atomic", "spinlock", "mutex"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_no_update_is_lost_in_a_million_racing_adds(how, dtype):
-    """Whole numbers below 2**24 are exact in float32, so each lost add shows."""
-    components, rows, width = 7, 25_000, 10
+    """Whole numbers below 2**24 are exact in float32, so each lost add shows.
+
+    All wait at a closed gate, in native code, and are let go at once: threads that start
+    one after the other would be done before the next comes.
+    """
+    components, rows, width = 3, 40_000, 10
     model = np.zeros(components, dtype)
     indices = np.arange(rows * width, dtype=np.int32) % components
     indptr = np.arange(0, rows * width + 1, width, dtype=np.int32)
     values, ones = np.ones(rows * width, dtype), np.ones(rows, dtype)
     lock = lock_word()
+    memory = mmap.mmap(-1, gate_bytes(5))
+    memory[0] = 5  # closed by member 4
+    *members, opener = [Gate(memory, i, 5) for i in range(5)]
+    waiting = []
 
-    def body():
-        hogwild_add_rows(model, indptr, indices, values, ones, how, lock)
+    def writer(gate):
+        def body():
+            waiting.append(gate)
+            for _ in range(5):
+                hogwild_add_rows(model, indptr, indices, values, ones, how, lock, gate)
 
-    race(*[body] * 4)  # 4 * 250 000
-    np.testing.assert_array_equal(model, 4 * np.bincount(indices, minlength=components))
+        return body
+
+    def let_go():
+        wait_until(lambda: len(waiting) == 4)
+        opener.forget(4)
+
+    race(let_go, *map(writer, members))  # 4 * 5 * 400 000 adds
+    np.testing.assert_array_equal(model, 20 * np.bincount(indices, minlength=components))
     assert lock[0] == 0
+    assert [opener.adds(i) for i in range(5)] == [5 * rows] * 4 + [0]
 
 
 def test_no_update_is_lost_among_the_three_kinds_of_add():
@@ -109,7 +135,11 @@ def test_no_update_is_lost_among_the_three_kinds_of_add():
 
 def test_two_processes_add_to_one_mapped_file(tmp_path):
     path = tmp_path / "model"
-    path.write_bytes(bytes(4096 + gate_bytes(2)))
+    path.write_bytes(bytes(4096 + gate_bytes(3)))
+    with open(path, "r+b") as file:
+        memory = mmap.mmap(file.fileno(), 0)
+    memory[4096] = 3  # closed by member 2, until both are there
+    opener = Gate(memoryview(memory)[4096:], 2, 3)
     code = """
 import mmap, sys
 import numpy as np
@@ -117,18 +147,17 @@ from mpiml._native import Gate, hogwild_add_rows
 with open(sys.argv[1], "r+b") as file:
     memory = mmap.mmap(file.fileno(), 0)
 model = np.frombuffer(memory, np.float32, 16)
-gate = Gate(memoryview(memory)[4096:], int(sys.argv[2]), 2)
-rows, width = 20_000, 10
+gate = Gate(memoryview(memory)[4096:], int(sys.argv[2]), 3)
+rows, width = 100_000, 16
 indices = np.arange(rows * width, dtype=np.int64) % 16
+arguments = (np.arange(0, rows * width + 1, width), indices,
+             np.ones(rows * width, np.float32), np.ones(rows, np.float32))
 print("ready", flush=True)
-sys.stdin.readline()
-hogwild_add_rows(model, np.arange(0, rows * width + 1, width), indices,
-                 np.ones(rows * width, np.float32), np.ones(rows, np.float32), gate=gate)
+hogwild_add_rows(model, *arguments, gate=gate, timeout_us=60_000_000)
 """
     children = [
         subprocess.Popen(
             [sys.executable, "-c", code, os.fspath(path), str(i)],
-            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -137,9 +166,7 @@ hogwild_add_rows(model, np.arange(0, rows * width + 1, width), indices,
     try:
         for child in children:
             assert child.stdout.readline() == "ready\n"
-        for child in children:
-            child.stdin.write("\n")
-            child.stdin.flush()
+        opener.forget(2)
         for child in children:
             child.communicate(timeout=60)
             assert child.returncode == 0
@@ -147,13 +174,9 @@ hogwild_add_rows(model, np.arange(0, rows * width + 1, width), indices,
         for child in children:
             child.kill()
             child.communicate()
-    content = path.read_bytes()
-    np.testing.assert_array_equal(np.frombuffer(content, np.float32, 16), 2 * 12_500)
-    memory = mmap.mmap(-1, gate_bytes(2))
-    memory[:] = content[4096:]
-    gate = Gate(memory, 0, 2)
-    assert (gate.adds(0), gate.adds(1), gate.version()) == (20_000, 20_000, 40_000)
-    assert gate.inside() == []
+    np.testing.assert_array_equal(np.frombuffer(memory, np.float32, 16), 200_000)
+    assert [opener.adds(i) for i in range(3)] == [100_000, 100_000, 0]
+    assert opener.inside() == []
 
 
 # --- each way equals NumPy ----------------------------------------------------------
@@ -321,13 +344,17 @@ def test_snapshot_is_never_torn(how):
 
     def read():
         out = np.empty_like(model)
-        while not seen or seen[-1] < 2 * turns:
+
+        def look():
             version = reader.snapshot(model, out, 60_000_000)
             assert version is not None
             if how != "racy":  # there two whole adds may lose parts of each other
                 assert np.ptp(out) == 0
                 assert out[0] == version
             seen.append(version)
+            return version == 2 * turns
+
+        wait_until(look)
 
     race(writer(first), writer(second), read)
     assert seen == sorted(seen)
@@ -349,10 +376,14 @@ def test_snapshot_comes_between_the_rows_of_a_call():
         hogwild_add_rows(model, indptr, indices, values, ones, gate=writer)
 
     def read():
-        out, version = np.empty_like(model), 0
-        while version < rows:
+        out = np.empty_like(model)
+
+        def look():
             version = reader.snapshot(model, out)
             np.testing.assert_array_equal(out, version)
+            return version == rows
+
+        wait_until(look)
 
     race(write, read)
 
@@ -446,8 +477,7 @@ def test_a_waiting_writer_lets_other_threads_run():
         versions.append(second.snapshot(memory_model, out, 60_000_000))
 
     def write():
-        while second.closed_by < 0:  # the snapshot waits for `first`
-            pass
+        wait_until(lambda: second.closed_by == 1)  # the snapshot waits for `first`
         first.leave(7)
 
     race(read, write)
