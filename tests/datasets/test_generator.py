@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpiml.datasets import CSR, rcv1_like, sparse_svm
-from mpiml.datasets.generator import _draw
+from mpiml.datasets.generator import _draw, _first_ones
 from mpiml.errors import UsageError
 
 
@@ -100,6 +100,12 @@ def test_columns_are_drawn_one_after_the_other_without_repetition(k):
                     expected += both_then
     found = ((chosen == 0).any(axis=1) & (chosen == 1).any(axis=1)).mean()
     assert abs(found - expected) < 0.015
+
+
+def test_the_first_of_its_kind_in_a_row():
+    drawn = np.random.default_rng(0).integers(0, 30, (4, 200))
+    expected = [[row[i] not in row[:i] for i in range(200)] for row in drawn]
+    np.testing.assert_array_equal(_first_ones(drawn), expected)
 
 
 def test_very_skewed_columns_end():

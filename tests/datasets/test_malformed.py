@@ -20,6 +20,8 @@ STYLE = Style(1, 9, np.dtype(np.float32), False)
         (b"nan 1:1", "'nan': expected a label"),
         (b"1e99 1:1", "'1e99': expected a label"),  # no float32
         (b"1:1 2:1", "'1:1': expected a label"),
+        (b"1:2 3", "'1:2': expected a label"),
+        (b"1 1::2", "'1::2': expected index:value"),
         (b"1 2", "'2': expected index:value, the index an integer"),
         (b"1 1:2:3", "'1:2:3': expected index:value"),
         (b"1 1.5:2", "'1.5:2': expected index:value, the index an integer"),
