@@ -341,8 +341,12 @@ struct Csr {
     }
 
     template <typename T, typename I> Block<T, I> block() const {
-        return {model.as<T>(),           model.size(), Starts{indptr.as<const void>(), indptr.wide()},
-                rows(),                  indices.as<const I>(), values.as<const T>(),
+        return {model.as<T>(),
+                model.size(),
+                Starts{indptr.as<const void>(), indptr.wide()},
+                rows(),
+                indices.as<const I>(),
+                values.as<const T>(),
                 indices.size()};
     }
     std::size_t rows() const { return indptr.size() - 1; }
