@@ -75,6 +75,11 @@ def read_libsvm(
     """
     path = Path(path)
     kind = _checked(rank, size, features, dtype, zero_based, balance)
+    if path.exists() and not path.is_file():
+        raise UsageError(
+            f"read_libsvm: {path}: expected a file, as it is read from several places. Write "
+            "what a pipe gives to one"
+        )
     if compressed(path):
         balance = "rows"
     kept = None

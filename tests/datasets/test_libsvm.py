@@ -1,6 +1,7 @@
 import bz2
 import gzip
 import lzma
+import os
 import tempfile
 from pathlib import Path
 from unittest import mock
@@ -215,6 +216,13 @@ def test_a_written_file_by_hand(tmp_path):
 def test_arguments_that_are_wrong(tmp_path, given, match):
     with pytest.raises(UsageError, match=match):
         read_libsvm(file(tmp_path, TEXT), **given)
+
+
+def test_what_is_no_file_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "pipe"):
+        with pytest.raises(UsageError, match="expected a file"):
+            read_libsvm(path)
 
 
 def test_a_file_that_is_not_there(tmp_path):

@@ -68,6 +68,13 @@ def test_the_largest_index_of_int32():
         parse(b"1 2147483648:1", style)
 
 
+def test_a_numpy_that_stops_without_an_error_is_noticed():
+    """An older one only warns, and returns the numbers before."""
+    with mock.patch("numpy.fromstring", lambda *_, **__: np.array([1.0, 1, 2, 3])):
+        with pytest.raises(Malformed, match="from here on"):
+            parse(b"1 1:2", STYLE)
+
+
 def test_allow_nan(tmp_path):
     path = tmp_path / "data"
     path.write_bytes(b"1 1:nan 2:-inf 3:INF 4:1e39\n")
