@@ -13,8 +13,8 @@ in floating point, where a difference is small beside the parameter.
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from mpiml.arrays import namespace
-from mpiml.collectives.averaging.periodic import Periodic, whole_number
+from mpiml.collectives.averaging.periodic import Periodic
+from mpiml.collectives.averaging.replica import difference
 from mpiml.collectives.optimizers.shards import check_optimizer
 from mpiml.optim import Coefficients, Momentum, Optimizer
 from mpiml.optim_step import apply
@@ -104,10 +104,7 @@ class DiLoCo(Periodic):
 
     def _meet(self, plan: _Plan) -> None:
         leaves = self._replica.leaves
-        moved = [
-            namespace(old).subtract(old, new)
-            for old, new in zip(self._old, leaves, strict=True)
-        ]
+        moved = [difference(old, new) for old, new in zip(self._old, leaves, strict=True)]
         mean = self._replica.reduced(None, moved, "mean", plan.name)
         self._reductions += 1
         who, rule = self.outer.name, self.outer.rule
@@ -122,7 +119,7 @@ class DiLoCo(Periodic):
 
     def _resume(self, numbers: Mapping[str, Any]) -> None:
         super()._resume(numbers)
-        self._rounds = whole_number(f"{self.where}: rounds", numbers["rounds"], 0)
+        self._rounds = int(numbers["rounds"])
 
     def _trees(self) -> dict[str, list[Any]]:
         outer = self._by_name(self.outer, self._outer_states, "outer ")

@@ -22,8 +22,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from mpiml.arrays import namespace
 from mpiml.collectives.averaging.periodic import Periodic, Step
+from mpiml.collectives.averaging.replica import difference, scaled
 from mpiml.collectives.trees import flatten, unflatten
 from mpiml.errors import UsageError
 from mpiml.optim import SGD, Momentum, Optimizer
@@ -126,9 +126,10 @@ class Elastic(Periodic):
         if not (isinstance(self.optimizer, Momentum) and self.optimizer.nesterov):
             return leaves
         ahead = self._rate * self.optimizer.momentum  # the buffer holds -v / lr
-        return [
-            leaf + buffer * ahead for leaf, (buffer,) in zip(leaves, self._states, strict=True)
-        ]
+        found = [scaled(buffer, ahead) for (buffer,) in self._states]
+        for x, leaf in zip(found, leaves, strict=True):
+            x += leaf
+        return found
 
     # -- the force -----------------------------------------------------------------------------
 
@@ -196,7 +197,7 @@ class Elastic(Periodic):
     def _advance(self, step: Step) -> None:
         pulls = None if step.plan is None else self._exchange(step.plan)
         self._local(step.leaves, step.coefficients)  # at the point of before, as it was checked
-        self._rate = self.optimizer.rate(self._steps)
+        self._rate = step.coefficients.rate
         if pulls is not None:
             self._pull(pulls)
 
@@ -206,7 +207,7 @@ class Elastic(Periodic):
     def _exchange(self, plan: _Plan) -> list[Any]:
         """Move the center; return how far it draws the parameters. Collective."""
         found = zip(self._positions(), self._center, strict=True)
-        pulls = [_difference(x, center, plan.alpha) for x, center in found]
+        pulls = [difference(x, center, plan.alpha) for x, center in found]
         total = self._replica.reduced(None, pulls, "sum", plan.name)
         self._reductions += 1
         self._since = 0
@@ -260,7 +261,7 @@ def elastic_difference(x: Any, center: Any, alpha: float) -> Any:
     """
     ours, theirs, treedef, alpha = _pair(x, center, alpha, "elastic_difference")
     pairs = zip(ours, theirs, strict=True)
-    return unflatten(treedef, [_difference(a, b, alpha) for a, b in pairs])
+    return unflatten(treedef, [difference(a, b, alpha) for a, b in pairs])
 
 
 def elastic_exchange(x: Any, center: Any, alpha: float) -> tuple[Any, Any]:
@@ -274,11 +275,12 @@ def elastic_exchange(x: Any, center: Any, alpha: float) -> tuple[Any, Any]:
         New ones.
     """
     ours, theirs, treedef, alpha = _pair(x, center, alpha, "elastic_exchange")
-    moved = [(a, b, _difference(a, b, alpha)) for a, b in zip(ours, theirs, strict=True)]
-    return (
-        unflatten(treedef, [a - d for a, _, d in moved]),
-        unflatten(treedef, [b + d for _, b, d in moved]),
-    )
+    moved = [difference(a, b, alpha) for a, b in zip(ours, theirs, strict=True)]
+    ours, theirs = [a.copy() for a in ours], [b.copy() for b in theirs]
+    for a, b, d in zip(ours, theirs, moved, strict=True):
+        a -= d
+        b += d
+    return unflatten(treedef, ours), unflatten(treedef, theirs)
 
 
 def elastic_limit(
@@ -327,12 +329,6 @@ def elastic_limit(
         )
     e = eta / (1 + momentum - momentum * eta if nesterov else 1 + momentum)
     return min(1 / members, max(4 - 2 * e, 0.0) / (2 + members * (2 - e)))
-
-
-def _difference(x: Any, center: Any, alpha: float) -> Any:
-    found = namespace(x).subtract(x, center)
-    found *= alpha
-    return found
 
 
 def _pair(

@@ -303,21 +303,19 @@ class Periodic(ABC):
                 f"{where}: expected rule={self.where!r} and {sorted(names)}, got "
                 f"rule={state['rule']!r} and {sorted(state)}"
             )
-        for name in ("step", "since"):
-            whole_number(f"{where}: {name}", state[name], 0)
+        for name, value in numbers.items():
+            if isinstance(value, bool | float):
+                type(value)(state[name])  # raises, or nothing
+            else:
+                whole_number(f"{where}: {name}", state[name], 0)
         for name, optimizer in optimizers.items():
             copy.copy(optimizer).load_state_dict(state[name])  # raises, or nothing
         if set(state["arrays"]) != set(trees):
             raise UsageError(
                 f"{where}: arrays: expected {sorted(trees)}, got {sorted(state['arrays'])}"
             )
-        kept = Replica(state["arrays"]["params"], self._team, where)
-        if kept.text != self._replica.text:
-            raise UsageError(
-                f"{where}: params: expected {self._replica.text!r}, got {kept.text!r}"
-            )
         return {
-            name: kept.matched(tree, f"{where}: {name}")
+            name: self._replica.kept(tree, f"{where}: {name}")
             for name, tree in state["arrays"].items()
         }
 

@@ -19,7 +19,7 @@ from mpiml.errors import UsageError
 from mpiml.libraries import family
 from mpiml.optim_step import check_parameter
 
-__all__ = ["Replica", "meeting_of", "put", "team_for"]
+__all__ = ["Replica", "difference", "meeting_of", "put", "scaled", "team_for"]
 
 
 class Replica:
@@ -98,6 +98,23 @@ class Replica:
                 )
         return leaves
 
+    def kept(self, tree: Any, where: str) -> list[Any]:
+        """Return the leaves of a tree of a checkpoint, of any library. Local.
+
+        Raises
+        ------
+        UsageError
+            It is not like the parameters: in structure, shapes or dtypes.
+        """
+        leaves, treedef, paths = flatten(tree, where)
+        text = "\n".join([leaf.text() for leaf in specs_of(leaves, paths)])
+        if treedef != self.treedef or text != self.text:
+            raise UsageError(
+                f"{where}: expected arrays like the parameters, {self.treedef} of "
+                f"{self.text!r}, got {treedef} of {text!r}"
+            )
+        return leaves
+
     def whole(self, leaves: Sequence[Any]) -> Any:
         """Return arrays like the parameters in their structure. Local."""
         return unflatten(self.treedef, leaves)
@@ -173,6 +190,19 @@ def team_for(params: Any, comm: Any, where: str) -> Team:
 def meeting_of(tree: Any, team: Team) -> Any:
     """Return what gives, for a label, the channel in which members reduce such a tree. Local."""
     return tree.channel if isinstance(tree, Bucket) else lambda label: loose_of(team, label)
+
+
+def difference(a: Any, b: Any, factor: float = 1.0) -> Any:
+    """Return ``factor * (a - b)``, a new array, for one without axes too. Local."""
+    xp = namespace(a)
+    found = xp.subtract(a, b, out=xp.empty_like(a))
+    return found if factor == 1.0 else xp.multiply(found, factor, out=found)
+
+
+def scaled(a: Any, factor: float) -> Any:
+    """Return ``factor * a``, a new array, for one without axes too. Local."""
+    xp = namespace(a)
+    return xp.multiply(a, factor, out=xp.empty_like(a))
 
 
 def put(targets: Sequence[Any], sources: Sequence[Any]) -> None:

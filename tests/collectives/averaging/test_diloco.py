@@ -87,6 +87,17 @@ def test_plain_outer_descent_is_the_mean_of_parameters():
     np.testing.assert_allclose(seen[3][1], expected, rtol=1e-12)
 
 
+def test_outer_rates_go_by_rounds():
+    make = lambda p, t: DiLoCo(  # noqa: E731
+        p, optim.SGD(0.1), optim.SGD(lambda done: 1.0 / (1 + done)), every=2, comm=t
+    )
+    seen = run(2, make, 4)
+    gradient = [all_grads(2, i).mean(axis=0) for i in (1, 2, 3, 4)]
+    x = flat(weights(0)) - 0.1 * (gradient[0] + gradient[1])
+    x = x - 0.5 * 0.1 * (gradient[2] + gradient[3])
+    np.testing.assert_allclose(seen[3][0], x, rtol=1e-12)
+
+
 @modes
 def test_everywhere(mode):
     def body(comm):

@@ -140,6 +140,9 @@ def test_a_predicate_is_not_asked_again():
         for _ in range(5):
             model.step(np.ones(3))
         assert not model.synchronous
+        other = PostLocalSGD(np.zeros(3), optim.SGD(1.0), every=9, until=9, comm=team)
+        other.load_state_dict(model.state_dict())
+        assert not other.synchronous
 
     together(1, body)
 
