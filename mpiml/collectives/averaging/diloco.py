@@ -105,7 +105,7 @@ class DiLoCo(Periodic):
     def _meet(self, plan: _Plan) -> None:
         leaves = self._replica.leaves
         moved = [difference(old, new) for old, new in zip(self._old, leaves, strict=True)]
-        mean = self._replica.reduced(None, moved, "mean", plan.name)
+        mean = self._replica.reduced(None, moved, "mean", plan.name, out=moved)
         self._reductions += 1
         who, rule = self.outer.name, self.outer.rule
         parts = zip(self._old, leaves, mean, self._outer_states, strict=True)

@@ -102,6 +102,8 @@ class Elastic(Periodic):
         self._fine = (math.nan, math.nan)  # rate and force that have been checked
         super().__init__(params, optimizer, every, comm, name)
         self._center = [leaf.copy() for leaf in self._replica.leaves]
+        self._pulls: list[Any] = []
+        self._total: list[Any] = []
         self._since = self.every  # the first step is one with an exchange
 
     @property
@@ -206,9 +208,12 @@ class Elastic(Periodic):
 
     def _exchange(self, plan: _Plan) -> list[Any]:
         """Move the center; return how far it draws the parameters. Collective."""
-        found = zip(self._positions(), self._center, strict=True)
-        pulls = [difference(x, center, plan.alpha) for x, center in found]
-        total = self._replica.reduced(None, pulls, "sum", plan.name)
+        if not self._pulls:  # memory that is not asked for anew in each step
+            self._pulls = [center.copy() for center in self._center]
+            self._total = [center.copy() for center in self._center]
+        parts = zip(self._positions(), self._center, self._pulls, strict=True)
+        pulls = [difference(x, center, plan.alpha, out=pull) for x, center, pull in parts]
+        total = self._replica.reduced(None, pulls, "sum", plan.name, out=self._total)
         self._reductions += 1
         self._since = 0
         for center, moved in zip(self._center, total, strict=True):
@@ -218,6 +223,11 @@ class Elastic(Periodic):
     def _pull(self, pulls: list[Any]) -> None:
         for leaf, pull in zip(self._replica.leaves, pulls, strict=True):
             leaf -= pull
+
+    def close(self) -> None:
+        """Let go of the state; parameters and center stay. Local: call it on every member."""
+        super().close()
+        self._pulls, self._total = [], []
 
     # -- checkpoints ---------------------------------------------------------------------------
 

@@ -147,8 +147,10 @@ class Replica:
         else:
             allreduce(self.leaves, "mean", self.team, out=self.leaves, name=name)
 
-    def reduced(self, tree: Any, leaves: list[Any], op: str, name: str) -> list[Any]:
-        """Combine arrays like the parameters; return new ones, those of a bucket changed.
+    def reduced(
+        self, tree: Any, leaves: list[Any], op: str, name: str, out: list[Any] | None = None
+    ) -> list[Any]:
+        """Combine arrays like the parameters; return them, those of a bucket changed.
 
         Collective over the members.
 
@@ -160,11 +162,13 @@ class Replica:
             What this member brings.
         op, name : str
             As for `allreduce`.
+        out : list of arrays, optional
+            Where the result goes, unless into a bucket; new ones by default.
         """
         if isinstance(tree, Bucket):
             tree.allreduce(op, name=name)
             return leaves
-        found: list[Any] = allreduce(leaves, op, self.team, name=name)
+        found: list[Any] = allreduce(leaves, op, self.team, out=out, name=name)
         return found
 
 
@@ -192,10 +196,10 @@ def meeting_of(tree: Any, team: Team) -> Any:
     return tree.channel if isinstance(tree, Bucket) else lambda label: loose_of(team, label)
 
 
-def difference(a: Any, b: Any, factor: float = 1.0) -> Any:
-    """Return ``factor * (a - b)``, a new array, for one without axes too. Local."""
+def difference(a: Any, b: Any, factor: float = 1.0, out: Any = None) -> Any:
+    """Return ``factor * (a - b)``: an array, for one without axes too; `out` or a new one. Local."""
     xp = namespace(a)
-    found = xp.subtract(a, b, out=xp.empty_like(a))
+    found = xp.subtract(a, b, out=xp.empty_like(a) if out is None else out)
     return found if factor == 1.0 else xp.multiply(found, factor, out=found)
 
 
