@@ -90,7 +90,7 @@ _HOME = {
     "stable_hash": "digest",
     "wait": "futures",
 }
-_ROOMS = ("collectives", "jax", "optim", "roles", "testing", "torch")
+_ROOMS = ("collectives", "datasets", "jax", "optim", "roles", "testing", "topology", "torch")
 
 
 def __getattr__(name: str) -> Any:

@@ -18,7 +18,6 @@ LATER: dict[str, tuple[str, str]] = {
     "SharedModel": ("mpiml.SharedModel", _ONESIDED),
     "RingModel": ("mpiml.RingModel", _ONESIDED),
     "neighbor_allreduce": ("mpiml.neighbor_allreduce", _ONESIDED),
-    "topology": ("mpiml.topology", _ONESIDED),
     "CacherNode": ("mpiml.CacherNode", _SERVICES),
     "ParameterServerNode": ("mpiml.ParameterServerNode", _SERVICES),
     "ReplayNode": ("mpiml.ReplayNode", _SERVICES),

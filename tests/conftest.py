@@ -22,7 +22,7 @@ RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") 
 # Set by .ci/run. A leg must test the MPI it is named after, and never skip for want of one.
 LEG = os.environ.get("MPIML_TEST_LEG")
 # What tests may lack on somebody's machine; the extra "test" installs it.
-OPTIONAL = ("torch", "jax", "ml_dtypes")
+OPTIONAL = ("torch", "jax", "ml_dtypes", "h5py", "matplotlib", "networkx", "sklearn")
 LIBRARIES = {"openmpi": "Open MPI v5.", "mpich": "MPICH", "debian": "Open MPI v4."}
 
 
