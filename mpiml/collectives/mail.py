@@ -1,0 +1,370 @@
+"""Messages between single members of a team, wherever they live.
+
+Members that are threads of one process hand memory over; others send by MPI, on a duplicate of
+the team's communicator. There one message tells whose it is and how long its body; a body that
+is not small follows as another, straight into the receiver's array. Whoever waits takes in
+what has come for all members of its process, so nothing depends on who waits for what.
+"""
+
+import itertools
+import struct
+import threading
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from mpiml.arrays import as_buffer
+from mpiml.collectives.messages import Waiting, keep
+from mpiml.collectives.office import Arrival, Office
+from mpiml.collectives.team import Team
+from mpiml.errors import UsageError
+
+__all__ = ["Channel", "Mail", "Parcel", "Receiving", "Sending", "mail_of"]
+
+_HEAD: Final = struct.Struct("<IIIiIq")  # channel, source, target, tag of the body, lengths
+_INLINE: Final = 2048  # bytes of a body that come with the head
+_TAGS: Final = 16384  # tags of bodies, after that of heads; MPI has 32767 at least
+_KEY: Final = "mail"
+
+
+class Sending:
+    """A message on its way. Local.
+
+    Its body may be changed once it is done: received, if by a member of the same process; or
+    in the hands of MPI.
+    """
+
+    __slots__ = ("_kept", "_office", "_out", "_requests", "to")
+
+    def __init__(self, office: Office, to: int, kept: Any) -> None:
+        self.to = to
+        self._office = office
+        self._kept = kept
+        self._requests: list[Any] = []
+        self._out = False  # whether a member of this process has yet to take it
+
+    def test(self) -> bool:
+        """Return whether it is done."""
+        if self._out:
+            return False
+        while self._requests and self._requests[-1].Test():
+            self._requests.pop()
+        if self._requests:
+            return False
+        self._kept = None
+        return True
+
+    def wait(self, label: Any) -> None:
+        """Wait until it is done; raises what ends the waits of the team.
+
+        Parameters
+        ----------
+        label
+            What is waited in; or what `Team.waiting` returned.
+        """
+        office, waiting = self._office, _waiting(self._office.team, label)
+        try:
+            office.until(self.test, waiting, (self.to,))
+        except BaseException:
+            keep((self._requests, self._kept))  # MPI may still read there
+            raise
+
+    def taken(self) -> None:
+        """Note that a member of this process has it."""
+        self._out = False
+        self._kept = None
+        self._office.tell()
+
+
+class Parcel:
+    """A message that has come.
+
+    Attributes
+    ----------
+    source : int
+        The member that sent it.
+    head : bytes
+        What it says.
+    body : memoryview or None
+        Its body, as bytes; where it was asked for with `borrow`, perhaps the sender's memory:
+        read-only, and to be given back by `release`.
+    """
+
+    __slots__ = ("_sending", "body", "head", "source")
+
+    def __init__(self, source: int, head: bytes, body: Any, sending: Sending | None) -> None:
+        self.source = source
+        self.head = head
+        self.body = body
+        self._sending = sending
+
+    def release(self) -> None:
+        """Let the sender have its memory back; the body must not be read any more."""
+        sending, self._sending = self._sending, None
+        if sending is not None:
+            self.body = None
+            sending.taken()
+
+
+class Receiving:
+    """A message to come: the next one of its channel and source.
+
+    Local. Of several for one source, the first to be tested takes the first message.
+    """
+
+    __slots__ = ("_arrival", "_borrow", "_channel", "_into", "_memory", "_requests", "source")
+
+    def __init__(self, channel: "Channel", source: int | None, into: Any, borrow: bool) -> None:
+        self.source = source
+        self._channel = channel
+        self._into = into
+        self._borrow = borrow
+        self._arrival: Arrival | None = None
+        self._memory: Any = None
+        self._requests: list[Any] = []
+
+    def test(self) -> Parcel | None:
+        """Return the message if it is there.
+
+        Raises
+        ------
+        UsageError
+            Its body is of another length than `into`. Whatever the function `into` raises.
+            The message is dropped.
+        """
+        channel = self._channel
+        office = channel.mail.office
+        if self._arrival is None:
+            office.progress()
+            arrival = office.take(channel.number, channel.mail.index, self.source)
+            if arrival is None:
+                return None
+            try:
+                self._memory = self._place(arrival)
+            except BaseException:
+                _drop(office, arrival)
+                raise
+            self._arrival = arrival
+            if arrival.tag:
+                self._requests = office.receive(arrival.rank, arrival.tag, self._memory)
+        while self._requests and self._requests[-1].Test():
+            self._requests.pop()
+        return None if self._requests else self._finish(self._arrival)
+
+    def _place(self, arrival: Arrival) -> Any:
+        """Return where a body is to be; None: it has none, or stays where it is."""
+        into = self._into
+        if callable(into):
+            into = into(arrival.source, arrival.head, arrival.nbytes)
+        if arrival.nbytes < 0:
+            return None
+        if into is None:
+            apart = arrival.sending is None or not self._borrow
+            stays = not arrival.tag and not apart
+            return None if stays else np.empty(arrival.nbytes, np.uint8).data
+        whole = not isinstance(into, np.ndarray) or into.flags.c_contiguous
+        found = as_buffer(into)
+        fits = (
+            whole and found.nbytes == arrival.nbytes and not (found.nbytes and found.readonly)
+        )
+        if not fits:
+            names = self._channel.mail.team.names
+            raise UsageError(
+                f"{self._channel.title}: expected a message of {found.nbytes} bytes for "
+                f"{names[self._channel.mail.index]}, into contiguous memory that can be "
+                f"written, got {arrival.nbytes} bytes from {names[arrival.source]}"
+            )
+        return found
+
+    def _finish(self, arrival: Arrival) -> Parcel:
+        body = self._memory
+        if arrival.nbytes >= 0 and not arrival.tag:
+            if body is None:  # borrowed
+                lent = memoryview(arrival.body).toreadonly()
+                return Parcel(arrival.source, arrival.head, lent, arrival.sending)
+            if arrival.nbytes:
+                body[:] = arrival.body
+        if arrival.sending is not None:
+            arrival.sending.taken()
+        return Parcel(arrival.source, arrival.head, body, None)
+
+    def wait(self, label: Any) -> Parcel:
+        """Wait for the message and return it; raises what ends the waits of the team.
+
+        Parameters
+        ----------
+        label
+            What is waited in; or what `Team.waiting` returned.
+        """
+        mail = self._channel.mail
+        waiting = _waiting(mail.team, label)
+        missing = () if self.source is None else (self.source,)
+        try:
+            parcel: Parcel = mail.office.until(self.test, waiting, missing)
+        except BaseException:
+            if self._requests:  # MPI may still write there
+                keep((self._requests, self._memory))
+            raise
+        return parcel
+
+
+class Channel:
+    """A stream of messages between the members, apart from other channels.
+
+    Local. Messages of one member to another come in the order in which they were sent.
+
+    Attributes
+    ----------
+    number : int
+        The same on all members.
+    title : str
+        Opens messages of errors.
+    """
+
+    def __init__(self, mail: "Mail", number: int, title: str) -> None:
+        self.mail = mail
+        self.number = number
+        self.title = title
+
+    def send(self, to: int, head: bytes, body: Any = None) -> Sending:
+        """Begin to send a message.
+
+        Parameters
+        ----------
+        to : int
+            The member; the sender itself too.
+        head : bytes
+            Short; copied.
+        body : buffer or array, optional
+            C-contiguous host memory of any length; must not change before the `Sending` is
+            done. A member of the same process reads it where it lies.
+        """
+        mail, view = self.mail, None if body is None else as_buffer(body)
+        office, team = mail.office, mail.team
+        nbytes = -1 if view is None else view.nbytes
+        sending = Sending(office, to, view)
+        mail.count(nbytes)
+        if team.ranks[to] == team.rank:
+            sending._out = view is not None
+            after = sending if view is not None else None
+            arrival = Arrival(mail.index, bytes(head), nbytes, view, after, 0, 0)
+            office.put(self.number, to, arrival)
+            return sending
+        inline, tag = b"", 0
+        if view is not None and nbytes <= _INLINE:
+            inline = bytes(view)
+        elif view is not None:
+            tag = 1 + next(office.tags) % _TAGS
+        front = _HEAD.pack(self.number, mail.index, to, tag, len(head), nbytes)
+        sending._requests = office.send(team.ranks[to], front + head + inline, tag, view)
+        if not tag:
+            sending._kept = None  # what MPI reads, the requests keep
+        return sending
+
+    def receive(self, source: int | None, into: Any = None, borrow: bool = False) -> Receiving:
+        """Ask for the next message of a member; None: of whichever comes first.
+
+        Parameters
+        ----------
+        source : int or None
+            The member.
+        into : buffer, array or function, optional
+            C-contiguous memory of the body's length, for the body; or what returns it, given
+            source, head and length (-1: there is no body), when the message has come. New
+            memory by default.
+        borrow : bool
+            Whether the body may stay the sender's memory, until `Parcel.release`.
+        """
+        return Receiving(self, source, into, borrow)
+
+    def poll(self, source: int | None = None, into: Any = None) -> Parcel | None:
+        """Return the next message if it is there, body and all; else None.
+
+        One that has come without all of its body is waited for: its sender has sent it.
+        """
+        receiving = Receiving(self, source, into, False)
+        parcel = receiving.test()
+        if parcel is None and receiving._arrival is not None:
+            team = self.mail.team
+            return receiving.wait(Waiting(team.hooks, self.title))
+        return parcel
+
+
+class Mail:
+    """One member's part in the messages of its team.
+
+    Collective over the members: `open`, in the same order on all of them.
+    """
+
+    def __init__(self, team: Team, office: Office) -> None:
+        self.team = team
+        self.index = team.index
+        self.office = office
+        self._numbers = itertools.count(1)
+        self._counting = threading.Lock()
+        self._messages = self._bytes = 0
+
+    def open(self, title: str) -> Channel:
+        """Make a channel. Collective over the members, but nobody waits.
+
+        Parameters
+        ----------
+        title : str
+            What it is for, in messages.
+        """
+        return Channel(self, next(self._numbers), title)
+
+    def count(self, nbytes: int) -> None:
+        """Note a message that is sent."""
+        with self._counting:
+            self._messages += 1
+            self._bytes += max(nbytes, 0)
+
+    def statistics(self) -> dict[str, int]:
+        """Return how many messages this member has sent, and the bytes of their bodies."""
+        return {"messages": self._messages, "bytes": self._bytes}
+
+
+def mail_of(team: Team) -> Mail:
+    """Return a member's mail, made once. Collective over the members, the first time."""
+    found: Mail | None = team.kept.get(_KEY)
+    if found is None:
+        with team.making:
+            found = team.kept.get(_KEY)
+            if found is None:
+                found = team.kept[_KEY] = Mail(team, _office_of(team))
+    return found
+
+
+def _office_of(team: Team) -> Office:
+    def make(_: Sequence[bytes]) -> Office:
+        office: Office | None = team.room.shared.get(_KEY)
+        if office is None:
+            office = team.room.shared[_KEY] = Office(team, _parse)
+            team.closes(office.close)
+        return office
+
+    found: Office = team.share(b"", make, f"making the mail of {team.title}")
+    return found
+
+
+def _parse(rank: int, memory: bytearray) -> tuple[int, int, Arrival]:
+    """Return channel, target and what has come, of a message that came by MPI."""
+    channel, source, target, tag, length, nbytes = _HEAD.unpack_from(memory)
+    at = _HEAD.size + length
+    head, body = bytes(memory[_HEAD.size : at]), None if tag else memoryview(memory)[at:]
+    return channel, target, Arrival(source, head, nbytes, body, None, rank, tag)
+
+
+def _drop(office: Office, arrival: Arrival) -> None:
+    """Let go of a message that nobody takes."""
+    if arrival.sending is not None:
+        arrival.sending.taken()
+    if arrival.tag:
+        memory = np.empty(arrival.nbytes, np.uint8).data
+        keep((office.receive(arrival.rank, arrival.tag, memory), memory))
+
+
+def _waiting(team: Team, label: Any) -> Any:
+    return label if isinstance(label, Waiting) else team.waiting(label)

@@ -1,0 +1,236 @@
+"""Where the mail of one process comes in, for all its members of a team."""
+
+import contextlib
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+from mpiml.collectives.messages import keep
+from mpiml.collectives.room import SLICE
+from mpiml.collectives.team import PlainHooks, Team
+from mpiml.errors import ServiceGoneError
+
+__all__ = ["Arrival", "Office"]
+
+_EAGER: Final = 100  # tests in a row before the core is given away between two
+_HEADS: Final = 0  # the tag of heads; bodies have higher ones
+_CHUNK: Final = 1 << 30  # bytes of a message: MPI counts in 32 bits
+_FREEING: Final = 10.0  # s, that others have to close where the communicator is freed
+_CLOSING: Final = 0.5  # s, that they have where the program ends
+
+
+class Arrival(NamedTuple):
+    """A message that has come, its body perhaps not yet."""
+
+    source: int
+    head: bytes
+    nbytes: int  #: of the body; -1: it has none
+    body: Any  #: the memory of a member here, or bytes that came with the head
+    sending: Any  #: of a member here, to be told when its memory is free
+    rank: int  #: where the body is to come from, and
+    tag: int  #: by which tag; 0: it is here
+
+
+class Office:
+    """The messages of one process. Local, but made on all processes of the team at once.
+
+    Parameters
+    ----------
+    team : Team
+        Of one of the members here.
+    parse : function
+        Returns channel, target and `Arrival` of a message by MPI, given rank and bytes.
+
+    Attributes
+    ----------
+    outside : bool
+        Whether there are other processes.
+    news : int
+        Changes whenever a member here may find something new.
+    """
+
+    def __init__(
+        self, team: Team, parse: Callable[[int, bytearray], tuple[int, int, Arrival]]
+    ) -> None:
+        self.team = team
+        self.outside = team.comm is not None and team.comm.size > 1
+        self.news = 0
+        self.tags = itertools.count()
+        self._parse = parse
+        self._limit = _FREEING if isinstance(team.hooks, PlainHooks) else _CLOSING
+        self._boxes: dict[tuple[int, int], list[Arrival]] = {}  # by channel and target
+        self._ready = threading.Condition()
+        self._turn = threading.Lock()  # of who looks into MPI; never held in a wait
+        self._coming: dict[int, deque[tuple[Any, bytearray]]] = {}
+        self._left: set[int] = set()  # ranks that send nothing any more
+        self._comm: Any = None
+        self._status: Any = None
+        if self.outside:
+            from mpi4py import MPI
+
+            from mpiml.world import own_duplicate
+
+            self._comm = own_duplicate(team.comm, f"mpiml mail of {team.title}")
+            self._status = MPI.Status()
+
+    # -- boxes ---------------------------------------------------------------------------------
+
+    def put(self, channel: int, target: int, arrival: Arrival) -> None:
+        """Put what has come into a member's box."""
+        with self._ready:
+            self._boxes.setdefault((channel, target), []).append(arrival)
+            self.news += 1
+            self._ready.notify_all()
+
+    def take(self, channel: int, target: int, source: int | None) -> Arrival | None:
+        """Return the first message in a box, of one source or of any."""
+        box = self._boxes.get((channel, target))
+        if not box:
+            return None
+        with self._ready:
+            for i, arrival in enumerate(box):
+                if source is None or arrival.source == source:
+                    return box.pop(i)
+        return None
+
+    def tell(self) -> None:
+        """Wake who waits here."""
+        with self._ready:
+            self.news += 1
+            self._ready.notify_all()
+
+    def until(
+        self,
+        test: Callable[[], Any],
+        waiting: Callable[[Sequence[int]], None],
+        missing: Sequence[int] = (),
+    ) -> Any:
+        """Call `test` until it returns something that is true, and return that.
+
+        Parameters
+        ----------
+        test : function
+            What comes in is taken in meanwhile, and wakes the wait.
+        waiting : function
+            Called every `SLICE` seconds, with `missing`; ends the wait by raising.
+        missing : sequence of int
+            The members that are waited for, where they are known.
+        """
+        for _ in range(_EAGER if self.outside else 1):
+            found = test()
+            if found:
+                return found
+        begun = looked = time.monotonic()
+        while True:
+            news = self.news
+            self.progress()
+            found = test()
+            if found:
+                return found
+            now = time.monotonic()
+            if now - looked >= SLICE:
+                looked = now
+                waiting(missing)
+            # In the process news wake it; outside of it nothing does: one looks as often as
+            # it costs little of the time that has been waited.
+            self._sleep(news, min((now - begun) / 50, 1e-3) if self.outside else SLICE)
+
+    def _sleep(self, news: int, seconds: float) -> None:
+        """Sleep until there are other news than these, or so long."""
+        if seconds < 1e-4 and self.outside:
+            time.sleep(seconds if seconds > 2e-5 else 0)
+            return
+        with self._ready:
+            if self.news == news:
+                self._ready.wait(seconds)
+
+    # -- MPI -----------------------------------------------------------------------------------
+
+    def send(self, rank: int, front: bytes, tag: int, body: Any) -> list[Any]:
+        """Begin to send a head, and, unless `tag` is 0, a body; return the requests."""
+        from mpi4py import MPI
+
+        if self._comm is None:
+            raise ServiceGoneError(
+                f"{self.team.title}: its mail is closed; send before the program ends, or before "
+                "the communicator is freed"
+            )
+        requests = [self._comm.Isend([front, MPI.BYTE], rank, _HEADS)]
+        if tag:
+            requests += [
+                self._comm.Isend([body[at : at + _CHUNK], MPI.BYTE], rank, tag)
+                for at in range(0, body.nbytes, _CHUNK)
+            ]
+        return requests
+
+    def receive(self, rank: int, tag: int, memory: Any) -> list[Any]:
+        """Begin to receive a body; return the requests."""
+        from mpi4py import MPI
+
+        return [
+            self._comm.Irecv([memory[at : at + _CHUNK], MPI.BYTE], rank, tag)
+            for at in range(0, memory.nbytes, _CHUNK)
+        ]
+
+    def progress(self) -> None:
+        """Put what has come by MPI into the boxes."""
+        if self._comm is None:
+            return
+        with self._turn:
+            self._progress()
+
+    def _progress(self) -> None:
+        from mpi4py import MPI
+
+        comm, status = self._comm, self._status
+        if comm is None:
+            return
+        while (message := comm.Improbe(MPI.ANY_SOURCE, _HEADS, status)) is not None:
+            memory = bytearray(status.Get_count(MPI.BYTE))
+            queue = self._coming.setdefault(status.Get_source(), deque())
+            queue.append((message.Irecv([memory, MPI.BYTE]), memory))
+        for rank, queue in list(self._coming.items()):
+            while queue and queue[0][0].Test():
+                _, memory = queue.popleft()
+                if memory:
+                    self.put(*self._parse(rank, memory))
+                else:
+                    self._left.add(rank)
+            if not queue:
+                del self._coming[rank]
+
+    # -- its end -------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Free the communicator, unless something is left in it. All processes do so."""
+        from mpi4py import MPI
+
+        if self._comm is None:
+            return
+        with self._turn:
+            comm, self._comm = self._comm, None
+        if MPI.Is_finalized() or self.team.spoiled:
+            return
+        others = [rank for rank in range(comm.size) if rank != comm.rank]
+        # The last message of each: what it sent before has come, since heads keep their order.
+        requests = [comm.Isend([b"", MPI.BYTE], rank, _HEADS) for rank in others]
+        limit = time.monotonic() + self._limit
+        self._comm = comm
+        done = False
+        while not done and time.monotonic() < limit:
+            self.progress()
+            requests = [request for request in requests if not request.Test()]
+            done = not requests and len(self._left) == len(others)
+            if not done:
+                time.sleep(1e-4)
+        with self._turn:
+            self._comm = None
+        if requests:
+            keep(requests)
+        waiting = any(arrival.tag for box in self._boxes.values() for arrival in box)
+        if done and not waiting:
+            with contextlib.suppress(MPI.Exception):
+                comm.Free()
