@@ -14,10 +14,12 @@ from typing import Any, Final
 import numpy as np
 import optree
 
-from mpiml.collectives.ops import dtype_code, dtype_name, native_order
+from mpiml.arrays import to_host
+from mpiml.collectives.ops import dtype_code, dtype_name, native_order, numpy_dtype
 from mpiml.errors import UsageError
+from mpiml.libraries import family
 
-__all__ = ["flatten", "unflatten"]
+__all__ = ["flatten", "host_array", "unflatten"]
 
 NAMESPACE: Final = "mpiml"  #: of classes registered with optree
 
@@ -74,6 +76,28 @@ def unflatten(treedef: "optree.PyTreeSpec", leaves: Sequence[Any]) -> Any:
     Local: no MPI.
     """
     return optree.tree_unflatten(treedef, leaves)
+
+
+def host_array(x: Any) -> "np.ndarray[Any, Any]":
+    """Return an array of any library as one of NumPy; what is in host memory is not copied.
+
+    Local: no MPI.
+
+    Raises
+    ------
+    UsageError
+        It is not dense, or bfloat16 without ml_dtypes.
+    """
+    if family(type(x)) is None:
+        return np.asarray(x)
+    brought = to_host(x)
+    if brought is None:
+        raise UsageError(f"mpiml.collectives: expected a dense array, got {_shown(x)}")
+    host, more, _ = brought
+    if more:  # bytes of a torch tensor
+        name, shape = more[:2]
+        host = host.view(numpy_dtype(name)).reshape(shape)
+    return host
 
 
 @functools.lru_cache(maxsize=64)

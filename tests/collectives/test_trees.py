@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiml.collectives.trees import flatten, unflatten
+from mpiml.collectives.ops import numpy_dtype
+from mpiml.collectives.trees import flatten, host_array, unflatten
 from mpiml.errors import UsageError
 
 ARRAYS = st.builds(
@@ -148,6 +149,24 @@ def test_arrays_of_jax():
     assert flatten([x])[0][0] is x
     with pytest.raises(UsageError, match="got key<fry>"):
         flatten(jax.random.key(0))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64", "bool"])
+@pytest.mark.parametrize("library", ["numpy", "torch", "jax"])
+def test_host_arrays_have_the_values_of_any_library(library, dtype):
+    if library == "jax" and dtype == "int64":
+        dtype = "int32"  # what JAX has unless told
+    values = np.array([[1, 0, 3], [0, 1, 2]])
+    if library == "numpy":
+        x = values.astype(numpy_dtype(dtype))
+    elif library == "torch":
+        torch = pytest.importorskip("torch")
+        x = torch.tensor(values).to(getattr(torch, dtype)).T.contiguous().T
+    else:
+        x = pytest.importorskip("jax").numpy.asarray(values, dtype)
+    host = host_array(x)
+    assert host.dtype == numpy_dtype(dtype)
+    assert host.tolist() == values.astype(host.dtype).tolist()
 
 
 def test_nothing_else_is_imported_for_it():

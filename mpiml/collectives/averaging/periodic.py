@@ -12,7 +12,8 @@ import numpy as np
 from mpiml.collectives.alike import agree_on, guarded
 from mpiml.collectives.averaging.replica import Replica, meeting_of, put, team_for
 from mpiml.collectives.labels import Label
-from mpiml.collectives.optimizers.shards import SAME, check_optimizer, host_array
+from mpiml.collectives.optimizers.shards import SAME, check_optimizer
+from mpiml.collectives.trees import host_array
 from mpiml.errors import ServiceGoneError, UsageError
 from mpiml.optim import Coefficients, Optimizer
 from mpiml.optim_step import apply

@@ -11,10 +11,9 @@ from mpiml.collectives.bucket import Bucket
 from mpiml.collectives.labels import Label
 from mpiml.collectives.loose import loose_of
 from mpiml.collectives.members import team_of
-from mpiml.collectives.optimizers.shards import host_array
 from mpiml.collectives.regions import specs_of
 from mpiml.collectives.team import Team
-from mpiml.collectives.trees import flatten, unflatten
+from mpiml.collectives.trees import flatten, host_array, unflatten
 from mpiml.errors import UsageError
 from mpiml.libraries import family
 from mpiml.optim_step import check_parameter

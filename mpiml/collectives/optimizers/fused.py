@@ -20,11 +20,11 @@ from mpiml.collectives.in_host import ALL, OWN, SHARED
 from mpiml.collectives.labels import Label
 from mpiml.collectives.ops import op_code
 from mpiml.collectives.optimizers.mirror import mirror_of
-from mpiml.collectives.optimizers.shards import SAME, Shards, check_optimizer, host_array
+from mpiml.collectives.optimizers.shards import SAME, Shards, check_optimizer
 from mpiml.collectives.optimizers.stepping import Stepper
 from mpiml.collectives.regions import specs_of, stripe
 from mpiml.collectives.team import Team
-from mpiml.collectives.trees import flatten, unflatten
+from mpiml.collectives.trees import flatten, host_array, unflatten
 from mpiml.errors import SharedMemoryError, UsageError
 from mpiml.optim import Coefficients, Optimizer
 

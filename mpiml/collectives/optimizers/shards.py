@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from mpiml.arrays import namespace, to_host
+from mpiml.arrays import namespace
 from mpiml.collectives.labels import Label
 from mpiml.collectives.optimizers.mirror import FULL, Mirror
 from mpiml.collectives.regions import Leaf, specs_of
 from mpiml.collectives.team import Team
-from mpiml.collectives.trees import flatten, unflatten
+from mpiml.collectives.trees import flatten, host_array, unflatten
 from mpiml.errors import UsageError
 from mpiml.libraries import family
 from mpiml.optim import Optimizer
 
-__all__ = ["SAME", "Shards", "check_optimizer", "host_array"]
+__all__ = ["SAME", "Shards", "check_optimizer"]
 
 #: what members must give alike, and what to do where they do not
 SAME = ("optimizer and parameters", "Build both the same way on every member.")
@@ -167,16 +167,6 @@ def check_optimizer(optimizer: Any, where: str) -> str:
         f"{where}: optimizer: expected an optimizer of mpiml.optim, such as "
         f"mpiml.optim.Adam(1e-3), got {got}"
     )
-
-
-def host_array(array: Any) -> "np.ndarray[Any, Any]":
-    """Return an array of any library in host memory."""
-    if isinstance(array, np.ndarray):
-        return array
-    brought = to_host(array)
-    assert brought is not None  # by its dtype
-    host: np.ndarray[Any, Any] = brought[0]
-    return host
 
 
 def _compare(expected: Sequence[Leaf], got: Sequence[Leaf], where: str) -> None:

@@ -245,3 +245,24 @@ def test_operation_and_closed_bucket():
             model.step()
 
     everywhere(1, body)
+
+
+@modes
+@pytest.mark.parametrize("library", ["torch", "jax"])
+def test_parameters_of_other_libraries(mode, library):
+    module = pytest.importorskip(library)
+    module = module.numpy if library == "jax" else module
+
+    def body(comm):
+        params = weights()
+        like = {name: np.zeros(shape, "f4") for name, shape in SHAPES.items()}
+        others = {name: module.asarray(value) for name, value in params.items()}
+        with Bucket(comm, like=like) as bucket:
+            model = FusedOptimizer(bucket, others, optim.SGD(0.5))
+            assert same(model.tree, params)
+            for name in SHAPES:
+                bucket[name][...] = 1
+            model.step("mean")
+        assert all((model.tree[n] == params[n] - np.float32(0.5)).all() for n in SHAPES)
+
+    everywhere(mode, body)
