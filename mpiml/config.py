@@ -77,6 +77,11 @@ VARIABLES: dict[str, tuple[str, Callable[[str], object], str]] = {
     "MPIML_HOST_SIZE": ("host_size", _number(1), "a whole number of at least 1"),
     "MPIML_LAUNCHER_HOST": ("launcher_host", _text, "a host name"),
     "MPIML_LAUNCHER_PID": ("launcher_pid", _number(1), "a process id"),
+    "MPIML_ONESIDED": (
+        "onesided",
+        _one_of("auto", "windows", "messages"),
+        "windows, messages or auto",
+    ),
     "MPIML_STALL_WARNING": (
         "stall_warning",
         _number(1),
@@ -124,6 +129,9 @@ class Config(NamedTuple):
     between, between_chunk
         Who sends in collectives between hosts: ``"leaders"``, ``"stripes"`` or ``"auto"``, by
         rule; the bytes of a chunk, None: by rule.
+    onesided
+        How the memory of another host is read: by ``"windows"`` of MPI, by ``"messages"``, or
+        ``"auto"``, by trying.
     gpu_direct
         Whether MPI may be given device memory: ``"on"``, ``"off"``, or ``"auto"``, by trying.
     """
@@ -152,6 +160,7 @@ class Config(NamedTuple):
     check: bool = True
     between: str = "auto"
     between_chunk: int | None = None
+    onesided: str = "auto"
 
     @classmethod
     def read(cls, environ: Mapping[str, str] | None = None) -> "Config":

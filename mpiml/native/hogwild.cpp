@@ -125,8 +125,8 @@ public:
     }
 
     std::optional<std::uint64_t> snapshot(nb::handle model, nb::handle out,
-                                          std::int64_t timeout_us) const {
-        const Bytes from(model, Access::read, "Gate.snapshot: model"),
+                                          std::int64_t timeout_us, bool clear) const {
+        const Bytes from(model, clear ? Access::write : Access::read, "Gate.snapshot: model"),
             to(out, Access::write, "Gate.snapshot: out");
         if (from.size() != to.size())
             refuse("Gate.snapshot: out: expected " + std::to_string(from.size()) +
@@ -139,6 +139,8 @@ public:
         if (!words_.close(patience(timeout_us, "Gate.snapshot", release)))
             return std::nullopt;
         std::memcpy(to.data(), from.data(), from.size());
+        if (clear)  // all zero bits are zero in every dtype
+            std::memset(from.data(), 0, from.size());
         const std::uint64_t version = words_.version();
         if (!words_.open())  // others took this member for dead and wrote meanwhile
             return std::nullopt;
@@ -484,7 +486,9 @@ void bind_hogwild(nb::module_ &m) {
              "Begin to write, when no snapshot is being taken; False if one stays.")
         .def("leave", &Gate::leave, "adds"_a = 1, "End what `enter` began, of so many updates.")
         .def("snapshot", &Gate::snapshot, "model"_a, "out"_a, "timeout_us"_a = kTimeoutUs,
-             "Copy the model while nobody writes; its version, or None if somebody stays inside.")
+             "clear"_a = false,
+             "Copy the model while nobody writes, and set it to zero if asked; its version, or "
+             "None if somebody stays inside.")
         .def("version", [](const Gate &g) { return g.words().version(); },
              "Updates by all members so far.")
         .def("adds", &Gate::adds, "member"_a, "Updates by one member so far.")

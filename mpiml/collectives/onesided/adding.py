@@ -1,0 +1,198 @@
+"""Additions to a block: what a call says, checked and made arrays; and how stale it was."""
+
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from mpiml._native import hogwild_add, hogwild_add_at, hogwild_add_rows
+from mpiml.collectives.onesided.layout import Layout, flat_indices, values_for
+from mpiml.collectives.onesided.memory import Block
+from mpiml.collectives.trees import flatten
+from mpiml.errors import UsageError
+
+__all__ = ["Adder", "Rows", "Staleness"]
+
+_EVERY: Final = 16  # adds, one of which is measured: to look costs a cache line of each member
+
+
+class Staleness(NamedTuple):
+    """How many updates of others came between a member's reads and its writes.
+
+    Measured at some of its adds: at each, from the end of its add before, after which it read,
+    or from `SharedModel.mark`.
+    """
+
+    samples: int
+    mean: float
+    largest: int
+
+
+class Rows(NamedTuple):
+    """Sparse updates of one leaf, as the rows of a CSR block."""
+
+    indptr: "np.ndarray[Any, Any]"
+    indices: "np.ndarray[Any, Any]"
+    values: "np.ndarray[Any, Any]"
+    coefficients: "np.ndarray[Any, Any]"
+
+
+class Adder:
+    """Adds of one member to a block of its host.
+
+    Local: every method; no lock is taken, and nobody is waited for but a snapshot.
+
+    Parameters
+    ----------
+    block : Block
+        Where to.
+    layout : Layout
+        How its arrays are named.
+    title : str
+        Opens messages: the class that the user sees.
+    """
+
+    def __init__(self, block: Block, layout: Layout, title: str) -> None:
+        self.block = block
+        self.layout = layout
+        self.title = title
+        self.adds = 0
+        self._mark: int | None = None
+        self._samples = self._total = self._largest = 0
+
+    # -- what a call says ----------------------------------------------------------------------
+
+    def leaves_of(self, tree: Any, where: str) -> "list[np.ndarray[Any, Any]]":
+        """Return the leaves of a tree like the block's, contiguous and of its dtypes.
+
+        Raises
+        ------
+        UsageError
+            It has another structure, or other shapes.
+        """
+        leaves, treedef, paths = flatten(tree, where)
+        if treedef != self.layout.treedef:
+            raise UsageError(f"{where}: expected a tree like {self.layout.treedef}, got {treedef}")
+        return [
+            values_for(leaf, view.dtype, view.shape, f"{where}: leaf {path}" if path else where)
+            for leaf, view, path in zip(leaves, self.block.views, paths, strict=True)
+        ]
+
+    def at(
+        self, number: int, indices: Any, values: Any, where: str
+    ) -> "tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]":
+        """Return flat positions in a leaf, and a value for each.
+
+        Raises
+        ------
+        UsageError
+            They do not fit the leaf, or each other.
+        """
+        view = self.block.views[number]
+        positions, shape = flat_indices(indices, view.shape, where)
+        return positions, values_for(values, view.dtype, shape, f"{where}: values").reshape(-1)
+
+    def rows(self, number: int, rows: Any, coefficients: Any, where: str) -> Rows:
+        """Return the rows of a CSR block as arrays that the kernel takes.
+
+        Raises
+        ------
+        UsageError
+            It is no CSR block.
+        """
+        dtype = self.block.views[number].dtype
+        names = ("indptr", "indices", "values" if hasattr(rows, "values") else "data")
+        missing = [name for name in names if not hasattr(rows, name)]
+        if missing:
+            raise UsageError(
+                f"{where}: rows: expected a CSR block with indptr, indices and values (or data), "
+                f"as mpiml.datasets.CSR or scipy.sparse.csr_array, got {type(rows).__name__} "
+                f"without {', '.join(missing)}"
+            )
+        indptr, indices, values = [np.ascontiguousarray(getattr(rows, name)) for name in names]
+        count = len(indptr) - 1
+        given = 1.0 if coefficients is None else coefficients
+        return Rows(
+            indptr,
+            indices,
+            np.ascontiguousarray(values, dtype),
+            values_for(given, dtype, (count,), f"{where}: coefficients"),
+        )
+
+    # -- the adds ------------------------------------------------------------------------------
+
+    def add(self, leaves: "list[np.ndarray[Any, Any]]", scale: float) -> None:
+        """Add to all arrays: one update, for snapshots."""
+        block = self.block
+        self.before()
+        block.enter(f"{self.title}.add")
+        try:
+            for own, leaf in zip(block.leaves, leaves, strict=True):
+                hogwild_add(own, leaf.reshape(-1), scale)
+        finally:
+            block.gate.leave(1)
+        self.after(1)
+
+    def add_at(
+        self,
+        number: int,
+        positions: "np.ndarray[Any, Any]",
+        values: "np.ndarray[Any, Any]",
+        scale: float,
+    ) -> None:
+        """Add to elements of a leaf.
+
+        Raises
+        ------
+        ValueError
+            A position is outside of the leaf, or arrays are of kinds that the kernel does not
+            take. Nothing has been added.
+        """
+        block = self.block
+        if self._mark is not None:
+            self.before()
+        try:
+            hogwild_add_at(
+                block.leaves[number], positions, values, scale, "atomic", None, block.gate
+            )
+        except TimeoutError as error:
+            raise block.stuck(error, f"{self.title}.add_at") from None
+        self.adds += 1
+        if not self.adds % _EVERY:
+            self._mark = block.gate.version()
+
+    def add_rows(self, number: int, rows: Rows) -> None:
+        """Add rows to a leaf, each times its coefficient; each is one update."""
+        block = self.block
+        self.before()
+        try:
+            hogwild_add_rows(block.leaves[number], *rows, "atomic", None, block.gate)
+        except TimeoutError as error:
+            raise block.stuck(error, f"{self.title}.add_rows") from None
+        self.after(len(rows.coefficients))
+
+    # -- staleness -----------------------------------------------------------------------------
+
+    def mark(self) -> None:
+        """Note that the member reads now, to measure how stale its next add is."""
+        self._mark = self.block.gate.version()
+
+    def before(self) -> None:
+        """Measure, if the time of the read is known."""
+        if self._mark is None:
+            return
+        stale = self.block.gate.version() - self._mark
+        self._mark = None
+        self._samples += 1
+        self._total += stale
+        self._largest = max(self._largest, stale)
+
+    def after(self, updates: int) -> None:
+        """Count, and note when the member may read again."""
+        self.adds += updates
+        if not self.adds % _EVERY or updates > 1:
+            self._mark = self.block.gate.version()
+
+    def staleness(self) -> Staleness:
+        """Return what has been measured."""
+        mean = self._total / self._samples if self._samples else 0.0
+        return Staleness(self._samples, mean, self._largest)

@@ -1,0 +1,94 @@
+"""The thread of a process that serves one-sided memory while its members compute.
+
+MPI makes progress only in a call of MPI, and what other hosts have sent must be applied by
+somebody. One thread does both, for everything of a team in this process. It looks again at
+once while there is something to do, and every 1 ms, after a second of silence every 2 ms, else.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from mpiml.collectives.over import OVER
+from mpiml.collectives.team import Team
+
+__all__ = ["Agent", "agent_of"]
+
+_KEY: Final = "agent of one-sided memory"
+_SPIN: Final = 2e-4  # s, that it goes on looking after the last thing it did
+_SHORT, _LONG = 1e-3, 2e-3  # s between two looks
+_SILENT: Final = 1.0  # s, after which it looks less often
+_LAST: Final = 5.0  # s, that `close` waits for the thread
+
+
+class Agent:
+    """Calls functions again and again, on a thread that lives as long as there are any. Local."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._lock = threading.Lock()
+        self._turns: list[Callable[[], bool]] = []
+        self._thread: threading.Thread | None = None
+        self._wake = threading.Event()
+        self._calling = threading.Lock()  # held during a round of calls
+        self.error: BaseException | None = None  #: what ended the thread
+
+    def add(self, turn: Callable[[], bool]) -> None:
+        """Call `turn` from now on; it returns whether there was anything to do."""
+        with self._lock:
+            self._turns = [*self._turns, turn]
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name=f"mpiml agent of {self._title}", daemon=True
+                )
+                self._thread.start()
+
+    def remove(self, turn: Callable[[], bool]) -> None:
+        """Call it no more; when this returns, the last call is over."""
+        with self._lock:
+            self._turns = [other for other in self._turns if other != turn]
+            thread = self._thread if not self._turns else None
+            if thread is not None:
+                self._thread = None
+        self._wake.set()
+        with self._calling:
+            pass
+        if thread is not None:
+            thread.join(_LAST)
+
+    def wake(self) -> None:
+        """Have it look at once. Local."""
+        self._wake.set()
+
+    def close(self) -> None:
+        """Call nothing any more."""
+        for turn in self._turns:
+            self.remove(turn)
+
+    def _run(self) -> None:
+        me = threading.current_thread()
+        last = time.monotonic()
+        while self._thread is me and not OVER:
+            try:
+                with self._calling:
+                    busy = any([turn() for turn in self._turns])
+            except BaseException as error:
+                self.error = error  # whoever waits here raises it
+                raise
+            now = time.monotonic()
+            if busy:
+                last = now
+            if now - last < _SPIN:
+                time.sleep(0)
+                continue
+            self._wake.clear()
+            self._wake.wait(_LONG if now - last > _SILENT else _SHORT)
+
+
+def agent_of(team: Team) -> Agent:
+    """Return the agent of a team in this process, made once. Local."""
+    shared: dict[Any, Any] = team.room.shared
+    agent: Agent = shared.setdefault(_KEY, Agent(team.title))
+    team.closes(agent.close)
+    return agent

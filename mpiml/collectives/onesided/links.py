@@ -1,0 +1,236 @@
+"""What a member sends to the memory of another host: additions, values, questions.
+
+An addition is not waited for. At most `AHEAD` messages are under way to a host; what is added
+while they are, waits and goes together in the next one, so a member that adds faster than
+the other host applies sends fewer and larger messages. `Link.flush` waits until all is applied.
+"""
+
+import threading
+from typing import Any, Final
+
+
+from mpiml.collectives.mail import Channel, Parcel, Sending, until
+from mpiml.collectives.onesided.records import (
+    ADD,
+    ASSIGN,
+    FAILED,
+    MARK,
+    READ,
+    ROWS,
+    SNAPSHOT,
+    Ask,
+    Said,
+    Sparse,
+    pack_rows,
+)
+from mpiml.collectives.team import Team
+from mpiml.errors import RankFailedError
+
+__all__ = ["AHEAD", "Link"]
+
+AHEAD: Final = 4  #: messages under way to one host
+_MOST: Final = 4 << 20  # bytes that may wait for a message; beyond that the member waits
+_OFTEN: Final = 16  # additions that may wait before one looks for acknowledgements
+
+
+class Link:
+    """One member's way to the memory of one other host.
+
+    Local: every method. `turn` may be called by another thread.
+
+    Parameters
+    ----------
+    team : Team
+        The members.
+    asks, answers : Channel
+        To the host and back.
+    to : int
+        The member that serves the host's memory.
+    """
+
+    def __init__(self, team: Team, asks: Channel, answers: Channel, to: int) -> None:
+        self._team = team
+        self._asks, self._answers = asks, answers
+        self._to = to
+        self._lock = threading.Lock()
+        self._waiting: dict[tuple[int, int], list[Sparse]] = {}  # by block and leaf
+        self._held = 0  # bytes that wait
+        self._calls = 0
+        self._sendings: list[Sending] = []
+        self._sent = self._done = 0  # messages to be acknowledged, and that have been
+        self._numbers = 0
+        self._answered: dict[int, tuple[Said, Any]] = {}
+        self._into: dict[int, Any] = {}
+        self._failed = ""
+        self.seen: Said | None = None  #: the last answer to a marked addition
+        self._mark_next = 0
+        self.messages = 0  #: how many additions have been sent in, together
+
+    # -- additions -----------------------------------------------------------------------------
+
+    def add_at(self, block: int, leaf: int, positions: Any, values: Any, scale: float) -> None:
+        """Add to elements of a leaf. Both arrays are copied."""
+        with self._lock:
+            add = Sparse(positions.copy(), values.copy(), scale)
+            self._waiting.setdefault((block, leaf), []).append(add)
+            self._held += 16 + positions.nbytes + values.nbytes
+            self._calls += 1
+            if self._sent - self._done < AHEAD or not self._calls % _OFTEN:
+                self._turn()
+        if self._held > _MOST:
+            self._wait(lambda: self._held <= _MOST, "adding")
+
+    def add_rows(self, block: int, leaf: int, rows: Any) -> None:
+        """Add the rows of a CSR block."""
+        starts = rows.indptr.tolist()
+        for k, (begin, end) in enumerate(zip(starts, starts[1:], strict=False)):
+            self.add_at(
+                block, leaf, rows.indices[begin:end], rows.values[begin:end],
+                float(rows.coefficients[k]),
+            )  # fmt: skip
+
+    def write(
+        self, kind: int, block: int, leaf: int, first: int, count: int, body: Any, scale: float
+    ) -> None:
+        """Add or assign elements of one leaf, or (-1) of all.
+
+        Parameters
+        ----------
+        kind : int
+            ADD or ASSIGN.
+        block, leaf : int
+            Which.
+        first, count : int
+            Elements of the leaf.
+        body : bytes
+            Their values; not changed any more.
+        scale : float
+            Of ADD.
+        """
+        assert kind in (ADD, ASSIGN)
+        self._wait(self._room, "writing")  # one message at a time is large enough
+        with self._lock:
+            self._send_waiting(True)  # in their order
+            self._send(Ask(kind, 0, self._mark(), leaf, block, 0, first, count, scale), body)
+
+    def mark_next(self) -> None:
+        """Have the next addition tell which version it met."""
+        self._mark_next = 1
+
+    def flush(self) -> None:
+        """Wait until everything sent before is applied.
+
+        Raises
+        ------
+        RankFailedError
+            The other host could not, or is gone.
+        """
+        with self._lock:
+            self._send_waiting(True)
+        self._wait(lambda: self._done == self._sent, "waiting for what was added")
+
+    # -- questions -----------------------------------------------------------------------------
+
+    def snapshot(self, block: int, out: Any, clear: bool) -> int:
+        """Copy a block between two updates, after what this member has added; its version."""
+        ask = Ask(SNAPSHOT, 0, 0, -1, block, 0, int(clear), 0, 0.0)
+        return self._ask(ask, out, "a snapshot").version
+
+    def read(self, first: int, out: Any) -> None:
+        """Copy bytes of the host's memory."""
+        self._ask(Ask(READ, 0, 0, -1, 0, 0, first, len(out), 0.0), out, "reading")
+
+    def mark(self, block: int) -> Said:
+        """Return the version of a block, and how many updates in it are this member's."""
+        return self._ask(Ask(MARK, 0, 0, -1, block, 0, 0, 0, 0.0), None, "reading a version")
+
+    def _ask(self, ask: Ask, out: Any, doing: str) -> Said:
+        with self._lock:
+            self._send_waiting(True)
+            self._numbers += 1
+            number = self._numbers
+            if out is not None:
+                self._into[number] = out
+            self._send(ask._replace(number=number), None)
+        self._wait(lambda: number in self._answered, doing)
+        with self._lock:
+            said, body = self._answered.pop(number)
+        if said.kind == FAILED:
+            raise RankFailedError(f"{self._title(doing)}: {bytes(body).decode()}", (self._to,))
+        return said
+
+    # -- progress ------------------------------------------------------------------------------
+
+    def turn(self) -> bool:
+        """Take in what has come, and send what waits; return whether there was anything."""
+        if not self._lock.acquire(blocking=False):
+            return True
+        try:
+            return self._turn()
+        finally:
+            self._lock.release()
+
+    def _turn(self) -> bool:
+        came = False
+        while (parcel := self._answers.poll(self._to, self._place)) is not None:
+            came = True
+            self._take(parcel)
+        return self._send_waiting(False) or came or self._done < self._sent
+
+    def _place(self, source: int, head: bytes, nbytes: int) -> Any:
+        said = Said.unpack(head)
+        # An error's text goes anywhere
+        return None if said.kind == FAILED else self._into.pop(said.number, None)
+
+    def _take(self, parcel: Parcel) -> None:
+        said = Said.unpack(parcel.head)
+        if said.number:
+            self._into.pop(said.number, None)
+            self._answered[said.number] = said, parcel.body
+            return
+        self._done = said.done
+        if said.marked:
+            self.seen = said
+        if said.kind == FAILED and not self._failed:
+            self._failed = bytes(parcel.body).decode()
+
+    def _room(self) -> bool:
+        return self._sent - self._done < AHEAD
+
+    def _mark(self) -> int:
+        marked, self._mark_next = self._mark_next, 0
+        return marked
+
+    def _send_waiting(self, now: bool) -> bool:
+        """Send what waits, if there is room, or `now`."""
+        if not self._waiting or not (now or self._room()):
+            return False
+        waiting, self._waiting, self._held = self._waiting, {}, 0
+        for (block, leaf), adds in waiting.items():
+            body, rows, wide = pack_rows(adds)
+            self._send(Ask(ROWS, wide, self._mark(), leaf, block, 0, 0, rows, 0.0), body)
+        return True
+
+    def _send(self, ask: Ask, body: Any) -> None:
+        if not ask.number:
+            self._sent += 1
+            self.messages += 1
+        self._sendings = [sending for sending in self._sendings if not sending.test()]
+        self._sendings.append(self._asks.send(self._to, ask.pack(), body))
+
+    def _wait(self, ready: Any, doing: str) -> None:
+        label = self._title(doing)
+
+        def test() -> bool:
+            self.turn()
+            return bool(self._failed) or ready()
+
+        if not ready():
+            until(self._asks.mail.office, test, self._team.waiting(label), (self._to,))
+        if self._failed:
+            raise RankFailedError(f"{label}: {self._failed}", (self._to,))
+
+    def _title(self, doing: str) -> str:
+        return f"{self._asks.title}: {doing}, in the memory of {self._team.names[self._to]}"
+
+

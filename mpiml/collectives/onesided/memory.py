@@ -1,0 +1,222 @@
+"""Memory of a host that holds blocks: one for all its members, or one for each.
+
+A block is the arrays of a tree behind a gate (`mpiml._native.Gate`). Whoever writes goes through
+the gate, so that a snapshot can be taken between two updates; whoever reads single elements
+does not. The memory is the arena's, in every mode: ranks, threads of one process, both. On
+hosts of its own, each process may be one (``fallback=True``).
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+
+from mpiml._native import Gate, gate_bytes
+from mpiml.collectives.arena import Arena, by_process, make_arena, private_arena
+from mpiml.collectives.labels import Label
+from mpiml.collectives.regions import Regions
+from mpiml.collectives.team import Team
+from mpiml.errors import RankFailedError, SharedMemoryError
+
+__all__ = ["Block", "HostMemory", "Spot", "host_memory"]
+
+_SLICE_US = 50_000  # how long to wait at a gate before looking around
+_BOX = 128  # bytes of a mailbox of the arena, which only keeps the memory here
+
+
+class Spot(NamedTuple):
+    """Where a block lies in the memory of a host, for those who read it from elsewhere."""
+
+    gate: int  #: byte at which its gate begins
+    gate_nbytes: int
+    data: int  #: byte at which its arrays begin
+    nbytes: int  #: of the arrays
+
+
+class Block:
+    """The arrays of a tree in the memory of this host, behind a gate.
+
+    Local: every method; other members of the host may be in theirs at the same time.
+
+    Parameters
+    ----------
+    team : Team
+        Of the member whose view this is.
+    memory : buffer
+        Of the host.
+    spot : Spot
+        Where in it.
+    regions : Regions
+        How the arrays lie there.
+    writer : int
+        Which of the gate's writers this is.
+    """
+
+    def __init__(
+        self, team: Team, memory: Any, spot: Spot, regions: Regions, writer: int, writers: int
+    ) -> None:
+        whole = memoryview(memory)
+        self._team = team
+        self.data = whole[spot.data : spot.data + spot.nbytes]  #: all arrays, as bytes
+        self.gate = Gate(whole[spot.gate : spot.gate + spot.gate_nbytes], writer, writers)
+        self.views = regions.views(self.data)
+        self.leaves = [view.reshape(-1) for view in self.views]  #: each as one axis
+
+    def enter(self, label: Any) -> None:
+        """Begin an update of several parts; `gate.leave` ends it."""
+        if not self.gate.enter(_SLICE_US):
+            self._wait(lambda: self.gate.enter(_SLICE_US) or None, label)
+
+    def snapshot(self, out: Any, label: Any, clear: bool = False) -> int:
+        """Copy the arrays between two updates; return the number of updates so far.
+
+        Parameters
+        ----------
+        out : buffer
+            As many bytes as the arrays have.
+        label
+            What waits, should a writer stay.
+        clear : bool
+            Whether they are zero afterwards, in the same moment.
+
+        Raises
+        ------
+        RankFailedError
+            A writer has died within an update.
+        """
+        version = self.gate.snapshot(self.data, out, _SLICE_US, clear)
+        if version is None:
+            version = self._wait(
+                lambda: self.gate.snapshot(self.data, out, _SLICE_US, clear), label
+            )
+        return version
+
+    def _wait(self, attempt: Callable[[], Any], label: Any) -> Any:
+        """Attempt until it comes off; raises what ends waits of the team."""
+        waiting = self._team.waiting(label)
+        while True:
+            waiting(self.holders())
+            found = attempt()
+            if found is not None:
+                return found
+
+    def holders(self) -> list[int]:
+        """Return the members within an update, or in the midst of a snapshot."""
+        gate = self.gate
+        closed_by = gate.closed_by
+        writers = gate.inside() + ([closed_by] if closed_by >= 0 else [])
+        local = self._team.local
+        mine = local.index(self._team.index)
+        # The last writer of a gate acts for other hosts, in the process of the first member.
+        return sorted({local[w] if w < len(local) else local[0] for w in writers if w != mine})
+
+    def stuck(self, error: TimeoutError, label: Any) -> RankFailedError:
+        """Return the error for a gate that stayed closed."""
+        holders = self.holders()
+        names = ", ".join(self._team.names[i] for i in holders) or "another member"
+        return RankFailedError(
+            f"{label}: {error}. {names} entered an update or a snapshot and did not leave it: "
+            "look for its own error, or for a debugger that holds it.",
+            tuple(holders),
+        )
+
+
+class HostMemory:
+    """The blocks of one host, as one of its members sees them.
+
+    Parameters
+    ----------
+    team : Team
+        The members, by `by_process` where each process is its own host.
+    arena : Arena
+        The memory.
+    regions : Regions
+        The arrays of a block.
+    each : bool
+        Whether each member has a block; else the host has one.
+    spots : sequence of Spot
+        Of every member's block; members of a host with one block have the same.
+    """
+
+    def __init__(
+        self, team: Team, arena: Arena, regions: Regions, each: bool, spots: list[Spot]
+    ) -> None:
+        self.team = team
+        self.memory = arena.memory
+        self.nbytes = arena.nbytes
+        self.regions = regions
+        self.spots = spots
+        self._each = each
+
+    def block(self, member: int, acting: bool = False) -> Block:
+        """Return the block of a member of this host.
+
+        Parameters
+        ----------
+        member : int
+            Whose.
+        acting : bool
+            Whether to write in the name of other hosts: the gate's last writer.
+        """
+        local = self.team.local
+        writer = len(local) if acting else local.index(self.team.index)
+        return Block(
+            self.team, self.memory, self.spots[member], self.regions, writer, len(local) + 1
+        )
+
+    @property
+    def leader(self) -> int:
+        """The member in whose process this host's memory is served to others."""
+        return self.team.local[0]
+
+
+def host_memory(
+    team: Team, regions: Regions, each: bool, fallback: bool, label: Label
+) -> HostMemory:
+    """Make the blocks of each host. Collective over the members.
+
+    Parameters
+    ----------
+    team : Team
+        The members.
+    regions : Regions
+        The arrays of a block.
+    each : bool
+        Whether each member has a block; else each host has one.
+    fallback : bool
+        Whether every process may be its own host where ``/dev/shm`` has no room.
+    label : Label
+        What it is for.
+
+    Raises
+    ------
+    SharedMemoryError
+        There is no room. On all members.
+    """
+    used = team
+    segment, shared = _sizes(used, regions, each)
+    arena = make_arena(used, segment, label, _BOX, shared)
+    if isinstance(arena, SharedMemoryError):
+        if not fallback:
+            raise arena
+        used = by_process(team)
+        segment, shared = _sizes(used, regions, each)
+        arena = private_arena(used, segment, label, _BOX, shared)
+    begin = arena.own_at if each else arena.shared_at
+    said = used.exchange(begin.to_bytes(8, "little"), label)
+    spots = []
+    for member, text in enumerate(said):
+        members = used.hosts.count(used.hosts[member])
+        gate = _gate_nbytes(members)
+        at = int.from_bytes(text, "little")
+        spots.append(Spot(at, gate, at + gate, regions.nbytes))
+    return HostMemory(used, arena, regions, each, spots)
+
+
+def _sizes(team: Team, regions: Regions, each: bool) -> tuple[int, int]:
+    """Return the bytes of a segment and of the host's shared part."""
+    nbytes = _gate_nbytes(len(team.local)) + regions.nbytes
+    return (nbytes, 0) if each else (0, nbytes)
+
+
+def _gate_nbytes(members: int) -> int:
+    return gate_bytes(members + 1)  # a multiple of 128, so that arrays begin on a cache line

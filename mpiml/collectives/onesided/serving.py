@@ -1,0 +1,168 @@
+"""The memory of a host, served to members of other hosts.
+
+One member of each host does so, on the agent's thread of its process: it applies what comes
+with the same atomic additions that the members of the host use. MPI's own accumulate would not
+do, since MPI does not promise that it is atomic to additions by the processor.
+"""
+
+import itertools
+from typing import Any, Final
+
+import numpy as np
+
+from mpiml._native import hogwild_add, hogwild_add_rows
+from mpiml.collectives.mail import Channel, Parcel, Sending
+from mpiml.collectives.onesided.memory import Block, HostMemory
+from mpiml.collectives.onesided.records import (
+    ADD,
+    ASSIGN,
+    FAILED,
+    MARK,
+    READ,
+    ROWS,
+    SNAPSHOT,
+    Ask,
+    Said,
+    unpack_rows,
+)
+
+__all__ = ["Serving"]
+
+_TURN: Final = 64  # requests in a row before acknowledgements go out
+_GATE_US: Final = 10_000_000  # how long a gate may stay closed: whoever holds it is dead
+_CHANGES: Final = (ADD, ROWS, ASSIGN)
+
+
+class Serving:
+    """Does what members of other hosts ask of this host's blocks.
+
+    Local: `turn`, by one thread.
+
+    Parameters
+    ----------
+    memory : HostMemory
+        Of this host.
+    asks, answers : Channel
+        From the others and back.
+    blocks : dict
+        By the number of the member whose block it is.
+    """
+
+    def __init__(
+        self, memory: HostMemory, asks: Channel, answers: Channel, blocks: dict[int, Block]
+    ) -> None:
+        self._memory = memory
+        self._asks, self._answers = asks, answers
+        self._blocks = blocks
+        self._done: dict[int, int] = {}  # by member: requests done, to be acknowledged
+        self._own: dict[tuple[int, int], int] = {}  # by member and block: its updates
+        self._marks: dict[int, Said] = {}
+        self._errors: dict[int, str] = {}
+        self._sendings: list[Sending] = []
+
+    def turn(self) -> bool:
+        """Do what has come; return whether there was anything."""
+        self._sendings = [sending for sending in self._sendings if not sending.test()]
+        news: set[int] = set()
+        for _ in range(_TURN):
+            parcel = self._asks.poll()
+            if parcel is None:
+                break
+            ask = Ask.unpack(parcel.head)
+            if ask.kind in _CHANGES:
+                news.add(parcel.source)
+                self._change(ask, parcel)
+            else:
+                self._answer(ask, parcel.source)
+        for member in news:
+            self._acknowledge(member)
+        return bool(news) or bool(self._sendings)
+
+    # -- changes -------------------------------------------------------------------------------
+
+    def _change(self, ask: Ask, parcel: Parcel) -> None:
+        source = parcel.source
+        block = self._blocks[ask.block]
+        key = source, ask.block
+        if ask.marked:
+            version, own = block.gate.version(), self._own.get(key, 0)
+            self._marks[source] = Said(ask.kind, 1, 0, 0, 0, version, own)
+        try:
+            updates = self._apply(ask, block, parcel.body)
+            self._own[key] = self._own.get(key, 0) + updates
+        except TimeoutError as error:
+            self._errors[source] = str(block.stuck(error, self._asks.title))
+        except Exception as error:  # the member hears of it, whatever it is
+            self._errors[source] = f"{type(error).__name__}: {error}"
+        self._done[source] = self._done.get(source, 0) + 1
+
+    def _apply(self, ask: Ask, block: Block, body: Any) -> int:
+        if ask.kind == ROWS:
+            own = block.leaves[ask.leaf]
+            rows = unpack_rows(body, ask.count, bool(ask.wide), own.dtype)
+            hogwild_add_rows(own, *rows, "atomic", None, block.gate, _GATE_US)
+            return ask.count
+        if not block.gate.enter(_GATE_US):
+            raise TimeoutError("the gate of a block stays closed")
+        try:
+            for own, values in self._parts(ask, block, body):
+                if ask.kind == ADD:
+                    hogwild_add(own, values, ask.scale)
+                else:
+                    own[...] = values
+        finally:
+            block.gate.leave(1)
+        return 1
+
+    def _parts(
+        self, ask: Ask, block: Block, body: Any
+    ) -> "list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]":
+        """Return the parts of a block that a request changes, with what it brings for each."""
+        if ask.leaf >= 0:
+            own = block.leaves[ask.leaf][ask.first : ask.first + ask.count]
+            return [(own, np.frombuffer(body, own.dtype))]
+        sizes = [leaf.nbytes for leaf in block.leaves]
+        starts = itertools.accumulate(sizes, initial=0)
+        whole = memoryview(body)
+        return [
+            (own, np.frombuffer(whole[at : at + own.nbytes], own.dtype))
+            for own, at in zip(block.leaves, starts, strict=False)
+            if own.nbytes
+        ]
+
+    # -- answers -------------------------------------------------------------------------------
+
+    def _acknowledge(self, member: int) -> None:
+        mark = self._marks.pop(member, Said(ROWS, 0, 0, 0, 0, 0, 0))
+        error = self._errors.pop(member, "")
+        said = mark._replace(done=self._done[member], kind=FAILED if error else mark.kind)
+        self._send(member, said, error.encode() if error else None)
+
+    def _answer(self, ask: Ask, member: int) -> None:
+        said = Said(ask.kind, 0, 0, ask.number, 0, 0, 0)
+        body: Any = None
+        try:
+            if ask.kind == READ:
+                body = memoryview(self._memory.memory)[ask.first : ask.first + ask.count]
+            else:
+                block = self._blocks[ask.block]
+                own = self._own.get((member, ask.block), 0)
+                version = block.gate.version()
+                if ask.kind == SNAPSHOT:
+                    body = np.empty(self._memory.regions.nbytes, np.uint8)
+                    version = self._snapshot(block, body, bool(ask.first))
+                said = said._replace(version=version, own=own)
+        except Exception as error:
+            said, body = said._replace(kind=FAILED), f"{type(error).__name__}: {error}".encode()
+        self._send(member, said, body)
+
+    def _snapshot(self, block: Block, out: Any, clear: bool) -> int:
+        version = block.gate.snapshot(block.data, out, _GATE_US, clear)
+        if version is None:
+            raise block.stuck(TimeoutError("no snapshot within 10 s"), self._asks.title)
+        return version
+
+    def _send(self, member: int, said: Said, body: Any) -> None:
+        self._sendings.append(self._answers.send(member, said.pack(), body))
+
+

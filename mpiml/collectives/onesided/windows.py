@@ -1,0 +1,243 @@
+"""Reading the memory of another host: by an MPI window, or by asking the member that serves it.
+
+A window is tried before it is used. MPI libraries have returned wrong data for some sizes, or
+refused windows in some set-ups (BlueFog #42, Open MPI #2614), so the self-test reads 1, 10³, 10⁴
+and 10⁶ numbers from another process and compares them; should a process see anything but these,
+all read by messages. ``MPIML_ONESIDED`` decides instead.
+
+Only reads go through the window, with passive target synchronisation: `MPI_Rget` within
+`MPI_Win_lock_all`, so that a wait can be ended, in pieces of at most 1 MiB.
+"""
+
+import contextlib
+import mmap
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from mpiml.collectives.messages import complete, keep
+from mpiml.collectives.onesided.links import Link
+from mpiml.collectives.onesided.memory import HostMemory
+from mpiml.collectives.team import Team
+from mpiml.config import Config
+
+__all__ = ["SIZES", "Opened", "Reads", "open_windows"]
+
+SIZES: Final = (1, 1_000, 10_000, 1_000_000)  #: elements of the self-test
+_PIECE: Final = 1 << 20  # bytes of a transfer
+_SLOW: Final = 20.0  # s, after which a read of the self-test has failed
+_KEY: Final = "windows work"
+
+
+class Reads(Protocol):
+    """Reads bytes of another host's memory."""
+
+    def read(self, parts: Sequence[tuple[int, Any]], label: Any) -> None:
+        """Copy parts of the memory: from a byte on, into a buffer. Local."""
+
+
+class ByMessages:
+    """Asks the member that serves the memory. Local: no window."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    def read(self, parts: Sequence[tuple[int, Any]], label: Any) -> None:
+        """Copy parts of the memory; those of a page or two in one message."""
+        for first, out in parts:
+            self._link.read(first, out)
+
+
+class ByWindow:
+    """Reads by MPI's one-sided communication.
+
+    Parameters
+    ----------
+    window : mpi4py.MPI.Win
+        Over the memory of each host, in the process that serves it; within `Lock_all`.
+    team : Team
+        The members.
+    rank : int
+        The process that serves the memory which is read.
+    """
+
+    def __init__(self, window: Any, team: Team, rank: int) -> None:
+        from mpi4py import MPI
+
+        self._window = window
+        self._team = team
+        self._rank = rank
+        self._byte = MPI.BYTE
+
+    def read(self, parts: Sequence[tuple[int, Any]], label: Any) -> None:
+        """Copy parts of the memory; raises what ends waits of the team."""
+        window, rank, byte = self._window, self._rank, self._byte
+        if len(parts) == 1 and len(parts[0][1]) <= _PIECE:
+            first, out = parts[0]
+            count = len(out)
+            request = window.Rget((out, count, byte), rank, (first, count, byte))
+            for _ in range(200):
+                if request.Test():
+                    return
+            complete(request, self._team.waiting(label))
+            return
+        requests = []
+        for first, out in parts:
+            for at in range(0, len(out), _PIECE):
+                piece = out[at : at + _PIECE]
+                count = len(piece)
+                requests.append(
+                    window.Rget((piece, count, byte), rank, (first + at, count, byte))
+                )
+        waiting = self._team.waiting(label)
+        try:
+            for request in requests:
+                complete(request, waiting)
+        except BaseException:
+            keep((requests, parts))
+            raise
+
+
+class Opened:
+    """The way to the memory of other hosts, once all have agreed on one.
+
+    Attributes
+    ----------
+    way : str
+        How memory is read, and why so.
+    """
+
+    def __init__(self, team: Team, window: Any, free: Callable[[], None], why: str) -> None:
+        self._team = team
+        self._window = window
+        self._why = why
+        self.close = free  #: collective over the processes
+        self.way = f"messages: {why}" if window is None else "MPI windows"
+
+    def reads(self, leader: int, link: Link) -> Reads:
+        """Return what reads the memory that a member serves, to whom a link leads. Local."""
+        if self._window is None:
+            return ByMessages(link)
+        return ByWindow(self._window, self._team, self._team.ranks[leader])
+
+
+def open_windows(memory: HostMemory, label: Any) -> Opened:
+    """Open the memory of each host to the others. Collective over the members."""
+    team = memory.team
+    why = _why_not(team, label)
+    if why:
+        return Opened(team, None, lambda: None, why)
+    said = team.exchange(b"1" if team.index == memory.leader else b"", label)
+    served = any(said[member] for member in team.housemates)
+    made = team.share(b"", lambda _: _window(team, memory.memory if served else None), label)
+    window, free = made
+    return Opened(team, window, free, "")
+
+
+def _window(team: Team, memory: Any) -> tuple[Any, Callable[[], None]]:
+    """Return a window over memory of this process, locked, and what frees it."""
+    from mpi4py import MPI
+
+    window = MPI.Win.Create(memory, 1, comm=team.comm)
+    window.Lock_all(MPI.MODE_NOCHECK)
+    left = [True]
+
+    def free() -> None:
+        if left and not MPI.Is_finalized():
+            left.clear()
+            window.Unlock_all()
+            window.Free()
+
+    team.closes(free)
+    return window, free
+
+
+# -- the self-test -----------------------------------------------------------------------------
+
+
+def _why_not(team: Team, label: Any) -> str:
+    """Return why no window is used, or nothing; the same on all members. Collective."""
+    known: str | None = team.room.shared.get(_KEY)
+    if known is not None:
+        return known
+    asked = team.exchange(Config.read().onesided.encode(), label)
+    if b"messages" in asked:
+        why = "as MPIML_ONESIDED=messages says"
+    elif b"windows" in asked:
+        why = ""
+    else:
+        own = team.share(b"", lambda _: _try(team), label)
+        said = team.exchange(own.encode(), label)
+        wrong = next((i for i, text in enumerate(said) if text), None)
+        why = ""
+        if wrong is not None:
+            text = said[wrong].decode(errors="replace")
+            why = f"windows failed their self-test on {team.names[wrong]}: {text}"
+    team.room.shared[_KEY] = why
+    return why
+
+
+def _try(team: Team) -> str:
+    """Return what is wrong with windows of this library, here. Collective over the processes."""
+    from mpi4py import MPI
+
+    comm = team.comm
+    memory = mmap.mmap(-1, 8 * SIZES[-1])
+    mine = np.frombuffer(memory, np.float64)
+    mine[:] = np.arange(SIZES[-1]) + comm.rank
+    try:
+        window, free = _window(team, memory)
+    except MPI.Exception as error:
+        return f"no window: {error}"
+    target = (comm.rank + 1) % comm.size
+    found = ""
+    stuck = False
+    for size in SIZES:
+        out = np.full(size, -1.0)
+        try:
+            stuck = not _reads(window, out, target)
+        except MPI.Exception as error:
+            found = f"{size} numbers: {error}"
+        if stuck:
+            found = f"{size} numbers did not come within {_SLOW:.0f} s"
+        elif not found and not np.array_equal(out, np.arange(size) + target):
+            found = f"{size} numbers came wrong"
+        if found:
+            break
+    # Freeing is collective: nobody frees where one waits in vain.
+    anyone = bytearray(1)
+    complete(
+        comm.Iallreduce([bytes([stuck]), MPI.BYTE], [anyone, MPI.BYTE], MPI.MAX), lambda: None
+    )
+    if anyone[0]:
+        keep((window, memory))
+    else:
+        free()
+        del mine
+        with contextlib.suppress(BufferError):
+            memory.close()
+    return found
+
+
+def _reads(window: Any, out: "np.ndarray[Any, Any]", target: int) -> bool:
+    """Read into `out`; return whether it came in time."""
+    from mpi4py import MPI
+
+    requests = []
+    whole = memoryview(out).cast("B")
+    for at in range(0, len(whole), _PIECE):
+        piece = whole[at : at + _PIECE]
+        count = len(piece)
+        requests.append(window.Rget((piece, count, MPI.BYTE), target, (at, count, MPI.BYTE)))
+    limit = time.monotonic() + _SLOW
+    while requests:
+        if requests[-1].Test():
+            requests.pop()
+        elif time.monotonic() > limit:
+            keep((requests, out))
+            return False
+        else:
+            time.sleep(0)
+    return True
