@@ -196,6 +196,27 @@ def reduce(
     divisor: float = 1.0,
     stream: bool = False,
 ) -> None: ...
+def ring_prepare(
+    own: Buffer,
+    snapshot: Buffer,
+    following_copy: Buffer,
+    step: float,
+    beta: float,
+    lam: float,
+    tolerance: float,
+    out_delta: Buffer,
+) -> tuple[int, int]: ...
+def ring_sync(
+    own: Buffer,
+    snapshot: Buffer,
+    following: Buffer,
+    step: float,
+    beta: float,
+    lam: float,
+    tolerance: float,
+    begin: int = 0,
+    end: int = -1,
+) -> tuple[int, int]: ...
 def set_pool_limit(nbytes: int) -> None: ...
 def set_timer_slack(ns: int) -> None: ...
 def split_frame(memory: Buffer, size: int) -> tuple[Any, ...] | None: ...

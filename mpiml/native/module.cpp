@@ -11,6 +11,7 @@ void bind_isa(nb::module_ &m);
 void bind_mapping(nb::module_ &m);
 void bind_memory(nb::module_ &m);
 void bind_reduce(nb::module_ &m);
+void bind_ring(nb::module_ &m);
 void bind_update(nb::module_ &m);
 void bind_wire(nb::module_ &m);
 
@@ -28,6 +29,7 @@ NB_MODULE(_native, m) {
     bind_mapping(m);
     bind_memory(m);
     bind_reduce(m);
+    bind_ring(m);
     bind_update(m);
     bind_wire(m);
 }
