@@ -81,6 +81,7 @@ FLOORS = {
         [
             "mpiml.collectives.hosts.chunks",
             "mpiml.collectives.labels",
+            "mpiml.collectives.onesided.ring_rule",
             "mpiml.collectives.optimizers.mirror",
             "mpiml.collectives.stragglers.backup",
             "mpiml.collectives.stragglers.combining",
@@ -163,6 +164,7 @@ FLOORS = {
         [
             "mpiml.collectives.device",
             "mpiml.collectives.hosts",
+            "mpiml.collectives.onesided",
             "mpiml.collectives.optimizers",
         ],
         ["mpiml.collectives"],
