@@ -7,6 +7,7 @@ This file must not import MPI unless it runs under mpiexec: Open MPI refuses to
 start mpiexec from a process that has called MPI_Init, and tests do start it.
 """
 
+import gc
 import importlib.util
 import os
 import shutil
@@ -57,6 +58,12 @@ def pytest_sessionstart(session):
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if RANK > 0 and reporter is not None:
         reporter._tw._file = open(os.devnull, "w")  # noqa: SIM115 - lives as long as the process
+
+
+def pytest_collection_finish():
+    """Let gc.collect() in a test look at what tests made, not at all modules: 0.4 s each."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_report_header():

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mpiml
-from mpiml.collectives import Bucket, allreduce
+from mpiml.collectives import Bucket, allreduce, messages
 from mpiml.collectives.ledger import Ledger, Post, out_of_step
 from mpiml.errors import ServiceGoneError, UsageError
 from tests.collectives.everywhere import everywhere, modes
@@ -185,6 +185,15 @@ def test_a_member_that_computes_answers_nothing():
 
 # -- all of it -------------------------------------------------------------------------------------
 
+LASTING = 0.2  # s, after which a wait looks around here; a second for users
+LATE = LASTING + 0.8  # long enough for a wrong error
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    monkeypatch.setattr(messages, "_LASTING", LASTING)
+
+
 KINDS = {
     "buckets": (
         lambda a, b, comm: a.allreduce(),
@@ -322,13 +331,13 @@ def late(comm):
     with Bucket(comm, np.zeros(4)) as a, Bucket(comm, np.zeros(4)) as b:
         a.tree[:] = b.tree[:] = 1
         if index == size - 1:
-            time.sleep(2.5)
+            time.sleep(LATE)
         a.allreduce()
         b.iallreduce().wait()
         assert (a.tree == size).all()
         assert (b.tree == size).all()
         if index == 0:
-            time.sleep(2.5)
+            time.sleep(LATE)
         _warm(comm)
         Bucket(comm, np.zeros(2)).close()
 
@@ -345,7 +354,7 @@ def test_an_operation_under_way_and_making_go_on_side_by_side():
         with Bucket(team, np.zeros(4)) as a:
             a.tree[:] = 1
             if team.index == 1:
-                time.sleep(2.5)
+                time.sleep(LATE)
             request = a.iallreduce()
             with Bucket(team, np.zeros(2)) as b:
                 b.allreduce()
@@ -381,7 +390,7 @@ def test_no_check_no_error(monkeypatch):
     def body(team):
         with Bucket(team, np.zeros(4)) as a, Bucket(team, np.zeros(4)) as b:
             if team.index:
-                assert not ended.wait(2.5)
+                assert not ended.wait(LATE)
                 b.allreduce()
                 a.allreduce()
                 return True
