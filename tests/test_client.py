@@ -490,6 +490,10 @@ def test_dropping_a_client_sends_nothing(mode):
 @pytest.mark.slow
 @pytest.mark.mpi(min_size=2)
 def test_an_array_over_two_gib():
+    from mpi4py import MPI
+
+    if MPI.COMM_WORLD.size > 2:
+        pytest.skip("it goes from one rank to another; more would only look on")
     free = int(Path("/proc/meminfo").read_text().split("MemAvailable:")[1].split()[0]) << 10
     if free < 8 << 30:
         pytest.skip(f"needs 8 GiB of memory, {free >> 30} are free")
