@@ -162,6 +162,15 @@ FLOORS = {
         ],
         ["mpiml.collectives.averaging"],
         [
+            "mpiml.collectives.neighbors.combining",
+            "mpiml.collectives.neighbors.edges",
+            "mpiml.collectives.neighbors.leaves",
+            "mpiml.collectives.neighbors.snapshots",
+        ],
+        ["mpiml.collectives.neighbors.exchange"],
+        ["mpiml.collectives.neighbors.reducing"],
+        ["mpiml.collectives.neighbors"],
+        [
             "mpiml.collectives.device",
             "mpiml.collectives.hosts",
             "mpiml.collectives.onesided",

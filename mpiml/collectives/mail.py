@@ -189,6 +189,15 @@ class Receiving:
             arrival.sending.taken()
         return Parcel(arrival.source, arrival.head, body, None)
 
+    def leave(self) -> bool:
+        """Wait no more; return whether a message had been taken, which is lost then."""
+        if self._requests:  # MPI may still write there
+            keep((self._requests, self._memory))
+        arrival = self._arrival
+        if arrival is not None and arrival.sending is not None:
+            arrival.sending.taken()
+        return arrival is not None
+
     def wait(self, label: Any) -> Parcel:
         """Wait for the message and return it; raises what ends the waits of the team.
 
@@ -203,8 +212,7 @@ class Receiving:
         try:
             parcel: Parcel = mail.office.until(self.test, waiting, missing)
         except BaseException:
-            if self._requests:  # MPI may still write there
-                keep((self._requests, self._memory))
+            self.leave()
             raise
         return parcel
 
@@ -277,6 +285,12 @@ class Channel:
             Whether the body may stay the sender's memory, until `Parcel.release`.
         """
         return Receiving(self, source, into, borrow)
+
+    def peek(self, source: int) -> list[bytes]:
+        """Return what the messages of a member say that have come and are not taken."""
+        mail = self.mail
+        mail.office.progress()
+        return mail.office.heads(self.number, mail.index, source)
 
     def poll(self, source: int | None = None, into: Any = None) -> Parcel | None:
         """Return the next message if it is there, body and all; else None.

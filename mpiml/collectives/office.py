@@ -50,6 +50,8 @@ class Office:
         Whether there are other processes.
     news : int
         Changes whenever a member here may find something new.
+    guests : list of function
+        Called before it closes; each returns whether nothing of it is on its way.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Office:
         self.outside = team.comm is not None and team.comm.size > 1
         self.news = 0
         self.tags = itertools.count()
+        self.guests: list[Callable[[], bool]] = []
         self._parse = parse
         self._limit = _FREEING if isinstance(team.hooks, PlainHooks) else _CLOSING
         self._boxes: dict[tuple[int, int], list[Arrival]] = {}  # by channel and target
@@ -95,6 +98,12 @@ class Office:
                 if source is None or arrival.source == source:
                     return box.pop(i)
         return None
+
+    def heads(self, channel: int, target: int, source: int) -> list[bytes]:
+        """Return what the messages of one source in a box say."""
+        with self._ready:
+            box = self._boxes.get((channel, target), ())
+            return [arrival.head for arrival in box if arrival.source == source]
 
     def tell(self) -> None:
         """Wake who waits here."""
@@ -206,10 +215,12 @@ class Office:
 
     def close(self) -> None:
         """Free the communicator, unless something is left in it. All processes do so."""
-        from mpi4py import MPI
-
+        gone = [guest() for guest in self.guests]
+        self.guests.clear()
         if self._comm is None:
             return
+        from mpi4py import MPI
+
         with self._turn:
             comm, self._comm = self._comm, None
         if MPI.Is_finalized() or self.team.spoiled:
@@ -231,6 +242,6 @@ class Office:
         if requests:
             keep(requests)
         waiting = any(arrival.tag for box in self._boxes.values() for arrival in box)
-        if done and not waiting:
+        if done and all(gone) and not waiting:
             with contextlib.suppress(MPI.Exception):
                 comm.Free()

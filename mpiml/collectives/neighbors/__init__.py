@@ -1,0 +1,29 @@
+"""Averaging with neighbours only: who is slow delays those that hear from it, and nobody else.
+
+Names are loaded when they are first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from mpiml.later import refuse_attribute
+
+if TYPE_CHECKING:
+    from mpiml.collectives.neighbors.reducing import neighbor_allreduce
+
+__all__ = ["neighbor_allreduce"]
+
+_HOME = {"neighbor_allreduce": "reducing"}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        refuse_attribute(name, "mpiml.collectives.neighbors")
+    value = getattr(import_module(f"mpiml.collectives.neighbors.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

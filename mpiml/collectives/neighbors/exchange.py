@@ -1,0 +1,314 @@
+"""What neighbours send each other in a call: blocks of memory, with credit and refusals.
+
+A member sends a snapshot of what it has, and waits for those it hears from, and for nobody
+else. It may be `AHEAD` calls ahead of those it sends to: what comes from one of them in a
+later call says that it has taken all before; where nothing comes that way, a word of credit
+does. Messages carry the number of the call, so that what a failed call has left behind is
+dropped later.
+"""
+
+import re
+import struct
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from mpiml.collectives.labels import REFUSED, Label
+from mpiml.collectives.mail import Parcel, Receiving, mail_of
+from mpiml.collectives.neighbors.edges import Edges
+from mpiml.collectives.neighbors.snapshots import Snapshots
+from mpiml.collectives.regions import first_difference
+from mpiml.collectives.team import Team
+from mpiml.errors import MpimlError, UsageError
+
+__all__ = ["AHEAD", "Block", "Exchange", "exchange_of"]
+
+AHEAD: Final = 2  #: calls that a member may be ahead of those it sends to
+_HEAD: Final = struct.Struct("<QQBd")  # call, hash of its label, kind, factor
+_CREDIT: Final = struct.Struct("<Q")  # call
+_DATA, _NO = 0, 1
+_TEXT: Final = 1 << 16  # bytes of a text, at most
+_KNOWN: Final = 256  # labels whose text is not sent again
+_KEY: Final = "neighbors"
+
+
+class _Stale(Exception):
+    """A message of a call before, to be dropped."""
+
+
+class Block(NamedTuple):
+    """What came from one source."""
+
+    source: int
+    factor: float  #: the sender's, for this receiver
+    memory: Any  #: numpy.ndarray, (nbytes,) uint8
+
+
+class Exchange:
+    """One member's messages to and from its neighbours.
+
+    Collective over neighbours: `trade`; all members make the same calls in the same order.
+
+    Parameters
+    ----------
+    team : Team
+        The members.
+    """
+
+    def __init__(self, team: Team) -> None:
+        self.team = team
+        self._mail = mail_of(team)
+        self._data = self._mail.open("messages of neighbours")
+        self._credit = self._mail.open("credit of neighbours")
+        self._calls = 0
+        self._failed: deque[int] = deque(maxlen=1024)  # calls in which messages may be left
+        self._ahead: dict[int, deque[int]] = {}  # by target: calls it has not taken yet
+        self._told: dict[int, set[int]] = {}  # by target: hashes of labels whose text it has
+        self._heard: dict[tuple[int, int], str] = {}  # by source and hash: the text
+        self._snapshots = Snapshots(self._mail.office)
+
+    def trade(
+        self, edges: Edges, nbytes: int, fill: Callable[[Any], None], label: Label,
+        use: Callable[[Any, Sequence[Block]], None],
+    ) -> None:  # fmt: skip
+        """Send a block to the targets, and use what comes from the sources.
+
+        Parameters
+        ----------
+        edges : Edges
+            Who they are.
+        nbytes : int
+            Of the block; the same on neighbours.
+        fill : function
+            Writes the block into memory, if there is somebody to send it to.
+        label : Label
+            What neighbours compare.
+        use : function
+            Called with the own block, or None, and those of the sources in their order; they
+            are not valid any more afterwards.
+
+        Raises
+        ------
+        UsageError
+            A neighbour does something else, or cannot take part.
+        """
+        self._calls += 1
+        try:
+            self._trade(edges, nbytes, fill, label, use)
+        except BaseException:
+            self._failed.append(self._calls)
+            raise
+
+    def _trade(
+        self, edges: Edges, nbytes: int, fill: Callable[[Any], None], label: Label,
+        use: Callable[[Any, Sequence[Block]], None],
+    ) -> None:  # fmt: skip
+        self._wait_for_credit(edges.sends, label)
+        snapshot = None
+        if edges.sends:
+            snapshot = self._snapshots.take(nbytes)
+            fill(snapshot.memory)
+            self._send(edges, label, snapshot)
+        try:
+            parcels, memories = self._receive(edges, nbytes, label)
+            blocks = [self._block(parcel) for parcel in parcels]
+            use(None if snapshot is None else snapshot.memory, blocks)
+            for parcel in parcels:
+                parcel.release()
+            for memory in memories:
+                self._snapshots.give_back(memory)
+            for source in edges.receives:
+                if source not in edges.sends:  # else it hears of this in the next message
+                    self._credit.send(source, _CREDIT.pack(self._calls))
+        finally:
+            if snapshot is not None:
+                self._snapshots.let_fly(snapshot)
+
+    def refuse(self, edges: Edges, error: Exception, where: str) -> None:
+        """Tell those who wait for this member's block that none will come.
+
+        Local, but counts as a call.
+        """
+        self._calls += 1
+        self._failed.append(self._calls)
+        kind = "" if isinstance(error, MpimlError) else f"{type(error).__name__}: "
+        label = Label(" ".join(f"{where}{REFUSED}{kind}{error}".split()))
+        head = _HEAD.pack(self._calls, label.hash, _NO, 1.0) + label.text().encode()[:_TEXT]
+        for to in edges.sends:
+            self._data.send(to, head)
+            self._ahead.setdefault(to, deque()).append(self._calls)
+
+    # -- sending -------------------------------------------------------------------------------
+
+    def _send(self, edges: Edges, label: Label, snapshot: Any) -> None:
+        text = b""
+        for to, factor in edges.sends.items():
+            told = self._told.setdefault(to, set())
+            known = label.hash in told
+            if not known:
+                text = text or label.text().encode("utf-8", "replace")[:_TEXT]
+                if len(told) >= _KNOWN:
+                    told.clear()
+                told.add(label.hash)
+            head = _HEAD.pack(self._calls, label.hash, _DATA, factor) + (b"" if known else text)
+            snapshot.sendings.append(self._data.send(to, head, snapshot.memory))
+            self._ahead.setdefault(to, deque()).append(self._calls)
+
+    def _wait_for_credit(self, targets: Mapping[int, float], label: Label) -> None:
+        self._take_credit()
+        late = [to for to in targets if len(self._ahead.get(to, ())) >= AHEAD]
+        if not late:
+            return
+        waiting = self.team.waiting(label)
+
+        def there() -> bool:
+            self._take_credit()
+            for to in late:  # where a call has failed here, what came in it may still be there
+                for head in self._data.peek(to):
+                    self._taken(to, _HEAD.unpack_from(head)[0] - 1)
+            late[:] = [to for to in late if len(self._ahead[to]) >= AHEAD]
+            return not late
+
+        self._mail.office.until(there, lambda _: waiting(late))
+
+    def _take_credit(self) -> None:
+        while (parcel := self._credit.poll()) is not None:
+            (call,) = _CREDIT.unpack_from(parcel.head)
+            self._taken(parcel.source, call)
+            if len(parcel.head) > _CREDIT.size and call not in self._failed:
+                raise UsageError(parcel.head[_CREDIT.size :].decode(errors="replace"))
+
+    def _taken(self, target: int, call: int) -> None:
+        """Note that a target has taken the blocks of calls up to this one."""
+        ahead = self._ahead.get(target)
+        while ahead and ahead[0] <= call:
+            ahead.popleft()
+
+    # -- receiving -----------------------------------------------------------------------------
+
+    def _receive(
+        self, edges: Edges, nbytes: int, label: Label
+    ) -> tuple[list[Parcel], list[Any]]:
+        """Return what has come from the sources, in their order, and the memory it lies in."""
+        if not edges.receives:
+            return [], []
+        team = self.team
+        waiting = team.waiting(label)
+        found: dict[int, Parcel] = {}
+        memories: list[Any] = []
+
+        def into(source: int, head: bytes, size: int) -> Any:
+            self._check(source, head, size, nbytes, label, source in edges.sends)
+            if team.ranks[source] == team.rank:
+                return None  # where it lies
+            memory = self._snapshots.memory(nbytes)
+            memories.append(memory)
+            return memory
+
+        pending = {s: self._data.receive(s, into, borrow=True) for s in edges.receives}
+
+        def there() -> bool:
+            self._take_credit()  # or the word that what was sent did not fit
+            for source, receiving in list(pending.items()):
+                parcel = self._test(receiving)
+                if parcel is not None:
+                    found[source] = parcel
+                    del pending[source]
+            return not pending
+
+        try:
+            self._mail.office.until(there, lambda _: waiting(list(pending)))
+        except BaseException:
+            for parcel in found.values():
+                parcel.release()
+            taken = [*found, *[s for s, receiving in pending.items() if receiving.leave()]]
+            with suppress(Exception):
+                for source in taken:
+                    self._credit.send(source, _CREDIT.pack(self._calls))
+            raise
+        return [found[source] for source in edges.receives], memories
+
+    def _test(self, receiving: Receiving) -> Parcel | None:
+        while True:
+            try:
+                return receiving.test()
+            except _Stale:
+                continue
+
+    def _check(
+        self, source: int, head: bytes, size: int, nbytes: int, label: Label, mutual: bool
+    ) -> None:
+        """Raise unless the message is that of this call; note what it says otherwise."""
+        call, hash_, kind, _ = _HEAD.unpack_from(head)
+        self._taken(source, call - 1)
+        text = head[_HEAD.size :].decode("utf-8", "replace")
+        if text and kind == _DATA:
+            if len(self._heard) >= _KNOWN * max(len(self._told), 1) * 2:
+                self._heard.clear()
+            self._heard[source, hash_] = text
+        if call in self._failed:  # nobody has taken it then
+            self._credit.send(source, _CREDIT.pack(call))
+            raise _Stale
+        if kind == _NO:
+            raise self._refusal(source, text)
+        if call == self._calls and hash_ == label.hash and size == nbytes:
+            return
+        error = self._mismatch(source, call, self._heard.get((source, hash_), ""), label)
+        if not mutual:  # nothing goes there to show it
+            with suppress(Exception):
+                self._credit.send(source, _CREDIT.pack(call) + str(error).encode()[:_TEXT])
+        raise error
+
+    def _refusal(self, source: int, text: str) -> UsageError:
+        head, place, _ = [*text.split("\n", 2), "", ""][:3]
+        call, _, why = head.removesuffix("()").partition(REFUSED)
+        at = f" at {place}" if place else ""
+        return UsageError(
+            f"{self.team.title}: {self.team.names[source]} could not take part in {call}{at}: "
+            f"{why} This is {self.team.names[self.team.index]}."
+        )
+
+    def _mismatch(self, source: int, call: int, text: str, label: Label) -> UsageError:
+        names = self.team.names
+        here, there = names[self.team.index], names[source]
+        own, theirs = label.text().split("\n", 2), [*text.split("\n", 2), "", ""][:3]
+        if call != self._calls:
+            what = (
+                f"{own[0]} as call {self._calls} on {here} and {theirs[0]} as {call} on {there}"
+            )
+        elif own[0] != theirs[0]:
+            what = f"{own[0]} at {own[1]} on {here}, and {theirs[0]} at {theirs[1]} on {there}"
+        else:
+            difference = first_difference([own[2], theirs[2]]) or "other arrays"
+            difference = re.sub(
+                r"\(member ([01])\)", lambda m: f"({(here, there)[int(m[1])]})", difference
+            )
+            what = f"{own[0]} with other arrays: {difference}"
+        return UsageError(
+            f"{self.team.title}: expected the same call on neighbours, got {what}. Make the same "
+            "calls in the same order, with the same shapes and dtypes, on every member."
+        )
+
+    def _block(self, parcel: Parcel) -> Block:
+        factor, body = _HEAD.unpack_from(parcel.head)[3], parcel.body
+        memory = np.frombuffer(body, np.uint8) if body.nbytes else np.empty(0, np.uint8)
+        return Block(parcel.source, factor, memory)
+
+    def statistics(self) -> dict[str, int]:
+        """Return how many calls there were, and what the mail has counted."""
+        return {"calls": self._calls, **self._mail.statistics()}
+
+
+def exchange_of(team: Team) -> Exchange:
+    """Return a member's exchange, made once. Collective over the members, the first time."""
+    found: Exchange | None = team.kept.get(_KEY)
+    if found is None:
+        mail_of(team)
+        with team.making:
+            found = team.kept.get(_KEY)
+            if found is None:
+                found = team.kept[_KEY] = Exchange(team)
+    return found

@@ -1,0 +1,128 @@
+"""Copies of what is sent, kept until it has been taken, and the memory for them.
+
+Local: a thread sees to it that messages which a call has left on their way arrive while the
+member computes, for MPI may send large ones only while somebody looks after them.
+"""
+
+import threading
+import time
+from typing import Any, Final
+
+import numpy as np
+
+from mpiml.collectives.mail import Sending
+from mpiml.collectives.messages import keep
+from mpiml.collectives.office import Office
+from mpiml.collectives.over import OVER
+
+__all__ = ["Snapshot", "Snapshots"]
+
+_FREE: Final = 8  # blocks that are kept for later
+_LOOK: Final = (2e-4, 2e-3)  # s between two looks at what is on its way: at first, at last
+
+
+class Snapshot:
+    """A block that is being sent."""
+
+    __slots__ = ("memory", "sendings")
+
+    def __init__(self, memory: Any) -> None:
+        self.memory = memory
+        self.sendings: list[Sending] = []
+
+
+class Snapshots:
+    """Those of one member.
+
+    Parameters
+    ----------
+    office : Office
+        Of the mail by which they go, and whose end is theirs.
+    """
+
+    def __init__(self, office: Office) -> None:
+        self._office = office
+        self._lock = threading.Lock()
+        self._free: list[Any] = []
+        self._flying: list[Snapshot] = []
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        office.guests.append(self.close)
+
+    def take(self, nbytes: int) -> Snapshot:
+        """Return a block to be filled and sent."""
+        self._land()
+        return Snapshot(self.memory(nbytes))
+
+    def memory(self, nbytes: int) -> Any:
+        """Return memory, perhaps used before. (nbytes,) uint8."""
+        with self._lock:
+            for i, block in enumerate(self._free):
+                if block.nbytes == nbytes:
+                    return self._free.pop(i)
+        return np.empty(nbytes, np.uint8)
+
+    def give_back(self, memory: Any) -> None:
+        """Take memory back that nobody reads any more."""
+        with self._lock:
+            self._free.append(memory)
+            del self._free[:-_FREE]
+
+    def let_fly(self, snapshot: Snapshot) -> None:
+        """Keep a block until all it was sent to have it."""
+        with self._lock:
+            self._flying.append(snapshot)
+        self._land()
+        if self._office.outside and self._flying and not self._closed:
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._look_after, name="mpiml neighbours", daemon=True
+                )
+                self._thread.start()
+            self._wake.set()
+
+    def _land(self) -> bool:
+        """Take back the blocks that have been taken; return whether there are others."""
+        with self._lock:
+            still = []
+            for snapshot in self._flying:
+                snapshot.sendings = [s for s in snapshot.sendings if not s.test()]
+                if snapshot.sendings:
+                    still.append(snapshot)
+                else:
+                    self._free.append(snapshot.memory)
+            self._flying = still
+            del self._free[:-_FREE]
+            return bool(still)
+
+    def _look_after(self) -> None:
+        pause = _LOOK[0]
+        while not self._closed and not OVER:
+            try:
+                flying = self._land()
+            except Exception:  # of MPI: a peer has died, which the next call finds too
+                return
+            if flying:
+                time.sleep(pause)
+                pause = min(1.1 * pause, _LOOK[1])
+                continue
+            pause = _LOOK[0]
+            self._wake.wait(1.0)
+            self._wake.clear()
+
+    def close(self) -> bool:
+        """Let go of the blocks, those on their way apart; return whether there are none."""
+        self._closed = True
+        self._wake.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(5.0)
+        try:
+            flying = self._land()
+        except Exception:  # of MPI
+            flying = True
+        with self._lock:
+            self._free.clear()
+            if flying:
+                keep(self._flying)
+        return not flying
