@@ -12,14 +12,23 @@ if TYPE_CHECKING:
     from mpiml.collectives.allreducing import allreduce
     from mpiml.collectives.bucket import Bucket
     from mpiml.collectives.explaining import explain
+    from mpiml.collectives.onesided.shared_model import SharedModel
     from mpiml.collectives.optimizers.fused import FusedOptimizer
     from mpiml.collectives.optimizers.sharded import ShardedOptimizer
 
-__all__ = ["Bucket", "FusedOptimizer", "ShardedOptimizer", "allreduce", "explain"]
+__all__ = [
+    "Bucket",
+    "FusedOptimizer",
+    "SharedModel",
+    "ShardedOptimizer",
+    "allreduce",
+    "explain",
+]
 
 _HOME = {
     "Bucket": "bucket",
     "FusedOptimizer": "optimizers.fused",
+    "SharedModel": "onesided.shared_model",
     "ShardedOptimizer": "optimizers.sharded",
     "allreduce": "allreducing",
     "explain": "explaining",

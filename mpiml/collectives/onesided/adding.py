@@ -71,7 +71,9 @@ class Adder:
         """
         leaves, treedef, paths = flatten(tree, where)
         if treedef != self.layout.treedef:
-            raise UsageError(f"{where}: expected a tree like {self.layout.treedef}, got {treedef}")
+            raise UsageError(
+                f"{where}: expected a tree like {self.layout.treedef}, got {treedef}"
+            )
         return [
             values_for(leaf, view.dtype, view.shape, f"{where}: leaf {path}" if path else where)
             for leaf, view, path in zip(leaves, self.block.views, paths, strict=True)

@@ -5,11 +5,12 @@ while they are, waits and goes together in the next one, so a member that adds f
 the other host applies sends fewer and larger messages. `Link.flush` waits until all is applied.
 """
 
+import itertools
 import threading
+from collections.abc import Sequence
 from typing import Any, Final
 
-
-from mpiml.collectives.mail import Channel, Parcel, Sending, until
+from mpiml.collectives.mail import Channel, Parcel, Sending
 from mpiml.collectives.onesided.records import (
     ADD,
     ASSIGN,
@@ -83,7 +84,7 @@ class Link:
     def add_rows(self, block: int, leaf: int, rows: Any) -> None:
         """Add the rows of a CSR block."""
         starts = rows.indptr.tolist()
-        for k, (begin, end) in enumerate(zip(starts, starts[1:], strict=False)):
+        for k, (begin, end) in enumerate(itertools.pairwise(starts)):
             self.add_at(
                 block, leaf, rows.indices[begin:end], rows.values[begin:end],
                 float(rows.coefficients[k]),
@@ -136,15 +137,21 @@ class Link:
         ask = Ask(SNAPSHOT, 0, 0, -1, block, 0, int(clear), 0, 0.0)
         return self._ask(ask, out, "a snapshot").version
 
-    def read(self, first: int, out: Any) -> None:
-        """Copy bytes of the host's memory."""
-        self._ask(Ask(READ, 0, 0, -1, 0, 0, first, len(out), 0.0), out, "reading")
+    def read(self, parts: Sequence[tuple[int, Any]]) -> None:
+        """Copy bytes of the host's memory: from where on, into which buffer; all at once."""
+        asks = [(Ask(READ, 0, 0, -1, 0, 0, first, len(out), 0.0), out) for first, out in parts]
+        for number in [self._begin(ask, out) for ask, out in asks]:
+            self._end(number, "reading")
 
     def mark(self, block: int) -> Said:
         """Return the version of a block, and how many updates in it are this member's."""
         return self._ask(Ask(MARK, 0, 0, -1, block, 0, 0, 0, 0.0), None, "reading a version")
 
     def _ask(self, ask: Ask, out: Any, doing: str) -> Said:
+        return self._end(self._begin(ask, out), doing)
+
+    def _begin(self, ask: Ask, out: Any) -> int:
+        """Send a question, after what waits; return its number."""
         with self._lock:
             self._send_waiting(True)
             self._numbers += 1
@@ -152,6 +159,10 @@ class Link:
             if out is not None:
                 self._into[number] = out
             self._send(ask._replace(number=number), None)
+        return number
+
+    def _end(self, number: int, doing: str) -> Said:
+        """Wait for the answer."""
         self._wait(lambda: number in self._answered, doing)
         with self._lock:
             said, body = self._answered.pop(number)
@@ -226,11 +237,9 @@ class Link:
             return bool(self._failed) or ready()
 
         if not ready():
-            until(self._asks.mail.office, test, self._team.waiting(label), (self._to,))
+            self._asks.mail.office.until(test, self._team.waiting(label), (self._to,))
         if self._failed:
             raise RankFailedError(f"{label}: {self._failed}", (self._to,))
 
     def _title(self, doing: str) -> str:
         return f"{self._asks.title}: {doing}, in the memory of {self._team.names[self._to]}"
-
-

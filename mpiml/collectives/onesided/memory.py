@@ -1,14 +1,13 @@
-"""Memory of a host that holds blocks: one for all its members, or one for each.
+"""Memory of a host that holds blocks: one for each group of its members.
 
-A block is the arrays of a tree behind a gate (`mpiml._native.Gate`). Whoever writes goes through
+A group is all members of the host, one of them, or a cluster. A block is the arrays of a tree behind a gate (`mpiml._native.Gate`). Whoever writes goes through
 the gate, so that a snapshot can be taken between two updates; whoever reads single elements
 does not. The memory is the arena's, in every mode: ranks, threads of one process, both. On
 hosts of its own, each process may be one (``fallback=True``).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
-
 
 from mpiml._native import Gate, gate_bytes
 from mpiml.collectives.arena import Arena, by_process, make_arena, private_arena
@@ -29,7 +28,7 @@ class Spot(NamedTuple):
     gate: int  #: byte at which its gate begins
     gate_nbytes: int
     data: int  #: byte at which its arrays begin
-    nbytes: int  #: of the arrays
+    nbytes: int  #: of the arrays; what the group keeps besides comes after them
 
 
 class Block:
@@ -131,21 +130,15 @@ class HostMemory:
         The memory.
     regions : Regions
         The arrays of a block.
-    each : bool
-        Whether each member has a block; else the host has one.
     spots : sequence of Spot
-        Of every member's block; members of a host with one block have the same.
+        Of every member's block; members of a group have the same.
     """
 
-    def __init__(
-        self, team: Team, arena: Arena, regions: Regions, each: bool, spots: list[Spot]
-    ) -> None:
+    def __init__(self, team: Team, arena: Arena, regions: Regions, spots: list[Spot]) -> None:
         self.team = team
         self.memory = arena.memory
-        self.nbytes = arena.nbytes
         self.regions = regions
         self.spots = spots
-        self._each = each
 
     def block(self, member: int, acting: bool = False) -> Block:
         """Return the block of a member of this host.
@@ -163,6 +156,12 @@ class HostMemory:
             self.team, self.memory, self.spots[member], self.regions, writer, len(local) + 1
         )
 
+    def beside(self, member: int, nbytes: int) -> memoryview:
+        """Return what a member's group keeps besides the arrays of its block."""
+        spot = self.spots[member]
+        begin = spot.data + spot.nbytes
+        return memoryview(self.memory)[begin : begin + nbytes]
+
     @property
     def leader(self) -> int:
         """The member in whose process this host's memory is served to others."""
@@ -170,9 +169,16 @@ class HostMemory:
 
 
 def host_memory(
-    team: Team, regions: Regions, each: bool, fallback: bool, label: Label
+    team: Team,
+    regions: Regions,
+    groups: Sequence[int],
+    fallback: bool,
+    label: Label,
+    beside: int = 0,
 ) -> HostMemory:
-    """Make the blocks of each host. Collective over the members.
+    """Make a block for each group. Collective over the members.
+
+    A block lies in the segments of its members, so that each NUMA node has a part of it.
 
     Parameters
     ----------
@@ -180,12 +186,15 @@ def host_memory(
         The members.
     regions : Regions
         The arrays of a block.
-    each : bool
-        Whether each member has a block; else each host has one.
+    groups : sequence of int
+        Of each member the number of its group; those of a host that are in one group follow
+        each other. A group that spans hosts has a block on each.
     fallback : bool
         Whether every process may be its own host where ``/dev/shm`` has no room.
     label : Label
         What it is for.
+    beside : int
+        Bytes that a group keeps besides.
 
     Raises
     ------
@@ -193,29 +202,30 @@ def host_memory(
         There is no room. On all members.
     """
     used = team
-    segment, shared = _sizes(used, regions, each)
-    arena = make_arena(used, segment, label, _BOX, shared)
+    nbytes = regions.nbytes + beside
+    arena = make_arena(used, _segment(used, groups, nbytes), label, _BOX)
     if isinstance(arena, SharedMemoryError):
         if not fallback:
             raise arena
         used = by_process(team)
-        segment, shared = _sizes(used, regions, each)
-        arena = private_arena(used, segment, label, _BOX, shared)
-    begin = arena.own_at if each else arena.shared_at
-    said = used.exchange(begin.to_bytes(8, "little"), label)
-    spots = []
-    for member, text in enumerate(said):
-        members = used.hosts.count(used.hosts[member])
-        gate = _gate_nbytes(members)
-        at = int.from_bytes(text, "little")
+        arena = private_arena(used, _segment(used, groups, nbytes), label, _BOX)
+    said = used.exchange(arena.own_at.to_bytes(8, "little"), label)
+    spots: list[Spot] = []
+    firsts: dict[tuple[int, int], int] = {}  # by host and group: where its first segment is
+    for host, group, text in zip(used.hosts, groups, said, strict=True):
+        at = firsts.setdefault((host, group), int.from_bytes(text, "little"))
+        gate = _gate_nbytes(used.hosts.count(host))
         spots.append(Spot(at, gate, at + gate, regions.nbytes))
-    return HostMemory(used, arena, regions, each, spots)
+    return HostMemory(used, arena, regions, spots)
 
 
-def _sizes(team: Team, regions: Regions, each: bool) -> tuple[int, int]:
-    """Return the bytes of a segment and of the host's shared part."""
-    nbytes = _gate_nbytes(len(team.local)) + regions.nbytes
-    return (nbytes, 0) if each else (0, nbytes)
+def _segment(team: Team, groups: Sequence[int], nbytes: int) -> int:
+    """Return the bytes of a segment such that those of every group hold its block."""
+    sizes: dict[int, int] = {}
+    for member in team.local:
+        sizes[groups[member]] = sizes.get(groups[member], 0) + 1
+    total = _gate_nbytes(len(team.local)) + nbytes
+    return max(-(-total // size) for size in sizes.values())
 
 
 def _gate_nbytes(members: int) -> int:

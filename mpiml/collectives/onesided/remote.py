@@ -59,6 +59,11 @@ class Route:
         """Copy bytes of the arrays, from `at` on. What is written meanwhile may come in parts."""
         self.reads.read([(self.spot.data + at, out)], label)
 
+    def read_parts(self, parts: list[tuple[int, Any]], label: Any) -> None:
+        """Copy several parts of the arrays, at once."""
+        data = self.spot.data
+        self.reads.read([(data + at, out) for at, out in parts], label)
+
     def snapshot(self, out: Any, label: Any, clear: bool = False) -> int:
         """Copy the arrays between two updates, after all that this member has added; the version.
 
@@ -148,4 +153,3 @@ class Remote:
         """Serve no more; the window stays until the team ends. Local."""
         for link in self._links.values():
             self._agent.remove(link.turn)
-

@@ -17,7 +17,6 @@ from mpiml.collectives.onesided.records import (
     ADD,
     ASSIGN,
     FAILED,
-    MARK,
     READ,
     ROWS,
     SNAPSHOT,
@@ -164,5 +163,3 @@ class Serving:
 
     def _send(self, member: int, said: Said, body: Any) -> None:
         self._sendings.append(self._answers.send(member, said.pack(), body))
-
-

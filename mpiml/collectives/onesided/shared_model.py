@@ -9,6 +9,9 @@ from mpiml.collectives.members import team_of
 from mpiml.collectives.onesided.adding import Adder, Staleness
 from mpiml.collectives.onesided.layout import agreed_layout
 from mpiml.collectives.onesided.memory import host_memory
+from mpiml.collectives.onesided.pulling import Copy
+from mpiml.collectives.onesided.records import ADD, ASSIGN
+from mpiml.collectives.onesided.remote import Remote
 from mpiml.collectives.trees import unflatten
 from mpiml.errors import ServiceGoneError, UsageError
 
@@ -16,16 +19,21 @@ __all__ = ["SharedModel"]
 
 
 class SharedModel:
-    """A model in memory that its members read and add to whenever they like: Hogwild!
+    """A model in memory that its members read and add to whenever they like, without a lock: Hogwild!.
 
     Collective over the members: construction, `barrier`, `close`. All else is local: no other
-    member takes part, and none is waited for.
+    member takes part.
 
     Each component is added to atomically, so no update is lost; an update of several components
     is not atomic, and reads take no lock: a reader may see a part of an update. That is what
     Hogwild! is about, and for sparse updates it converges as if there were locks (Niu, Recht,
     Ré, Wright, "HOGWILD!: A Lock-Free Approach to Parallelizing Stochastic Gradient Descent",
     NIPS 2011). `snapshot` never returns a part of an update.
+
+    On several hosts the model lives on the host of member 0, its home. Each other host has a
+    copy, in memory that its members share: `pull` brings it up to date, and what they add goes
+    to the copy at once and to the home by messages, without a wait; `flush` waits until it is
+    there. `snapshot` is of the home, everywhere, and has all that the member has added.
 
     Parameters
     ----------
@@ -78,11 +86,18 @@ class SharedModel:
         self._name = name
         layout, label = agreed_layout(team, where, like, f"fallback={fallback}", name)
         with team.round(label):
-            memory = host_memory(team, layout.regions, False, fallback, label)
+            memory = host_memory(team, layout.regions, team.hosts, fallback, label)
         self._team = memory.team
         self._layout = layout
         self._block = memory.block(self._team.index)
         self._adder = Adder(self._block, layout, where)
+        self._remote: Remote | None = None
+        self._copy: Copy | None = None  # of a member away from home
+        if self._team.several_hosts:
+            with team.round(label):
+                self._remote = Remote(team, memory, where, label)
+            if self._team.hosts[self._team.index] != self._team.hosts[0]:
+                self._copy = Copy(self._block, layout, self._remote.route(0))
         self._closed = False
         views = self._block.views
         self.raw = unflatten(layout.treedef, views)
@@ -106,7 +121,26 @@ class SharedModel:
     @property
     def version(self) -> int:
         """How many updates the model has had, by all members."""
+        if self._copy is not None:
+            return self._copy.version()
         return self._block.gate.version()
+
+    def pull(self, name: Any = None, indices: Any = None) -> None:
+        """Bring this host's copy up to date with the home. Local; at home nothing is to do.
+
+        Additions of members of this host that are still on their way to the home are missing
+        from the copy afterwards, until the next pull.
+
+        Parameters
+        ----------
+        name : optional
+            One array, as for `add_at`; all by default.
+        indices : int, array of int, or tuple of arrays, optional
+            Elements or rows of it; all by default.
+        """
+        self._open("pull")
+        if self._copy is not None:
+            self._copy.pull(name, indices)
 
     def snapshot(self) -> tuple[Any, int]:
         """Return a copy of the model between two updates, and its version.
@@ -127,7 +161,10 @@ class SharedModel:
         """
         self._open("snapshot")
         out = np.empty(self._layout.regions.nbytes, np.uint8)
-        version = self._block.snapshot(out, "SharedModel.snapshot")
+        if self._copy is not None:
+            version = self._copy.route.snapshot(memoryview(out), "SharedModel.snapshot")
+        else:
+            version = self._block.snapshot(out, "SharedModel.snapshot")
         return unflatten(self._layout.treedef, self._layout.regions.views(out)), version
 
     # -- writing -------------------------------------------------------------------------------
@@ -148,7 +185,10 @@ class SharedModel:
             It is not like the model.
         """
         self._open("add")
-        self._adder.add(self._adder.leaves_of(tree, "SharedModel.add"), scale)
+        leaves = self._adder.leaves_of(tree, "SharedModel.add")
+        self._adder.add(leaves, scale)
+        if self._copy is not None:
+            self._copy.write(ADD, leaves, scale)
 
     def add_at(self, name: Any, indices: Any, values: Any, scale: float = 1.0) -> None:
         """Add ``scale * values`` to elements of one array: ``array[indices] += scale * values``.
@@ -179,11 +219,18 @@ class SharedModel:
         if type(indices) is np.ndarray and type(values) is np.ndarray:
             try:  # as they are, mostly
                 adder.add_at(number, indices, values, scale)
+                if self._copy is not None:
+                    self._copy.add_at(number, indices, values, scale)
                 return
-            except (ValueError, BufferError):  # the long way makes them fit, or says what is wrong
+            except (
+                ValueError,
+                BufferError,
+            ):  # the long way makes them fit, or says what is wrong
                 pass
         positions, found = adder.at(number, indices, values, "SharedModel.add_at")
         adder.add_at(number, positions, found, scale)
+        if self._copy is not None:
+            self._copy.add_at(number, positions, found, scale)
 
     def add_rows(self, name: Any, rows: Any, coefficients: Any = None) -> None:
         """Add the rows of a sparse block to one array, each times its coefficient.
@@ -207,10 +254,13 @@ class SharedModel:
         self._open("add_rows")
         adder, where = self._adder, "SharedModel.add_rows"
         number = adder.layout.number(name, where)
+        found = adder.rows(number, rows, coefficients, where)
         try:
-            adder.add_rows(number, adder.rows(number, rows, coefficients, where))
+            adder.add_rows(number, found)
         except ValueError as error:
-            raise error if isinstance(error, UsageError) else UsageError(str(error)) from None
+            raise UsageError(str(error)) from None
+        if self._copy is not None:
+            self._copy.add_rows(number, found)
 
     def assign(self, tree: Any) -> None:
         """Set the model to these values: one update. Local.
@@ -227,6 +277,8 @@ class SharedModel:
                 own[...] = leaf
         finally:
             block.gate.leave(1)
+        if self._copy is not None:
+            self._copy.write(ASSIGN, leaves, 1.0)
 
     # -- staleness -----------------------------------------------------------------------------
 
@@ -235,29 +287,52 @@ class SharedModel:
 
         Without it, some adds are measured from the end of the add before.
         """
-        self._adder.mark()
+        (self._copy or self._adder).mark()
 
     def staleness(self) -> Staleness:
         """Return how many updates of others came between this member's reads and adds. Local."""
-        return self._adder.staleness()
+        return (self._copy or self._adder).staleness()
 
     # -- together ------------------------------------------------------------------------------
 
     def barrier(self) -> None:
-        """Wait until every member is here; what any added before, all see then.
+        """Wait until every member is here; what any added before is in the model then.
 
-        Collective over the members.
+        Collective over the members. Copies of other hosts are pulled.
         """
-        self._open("barrier")
-        label = Label("SharedModel.barrier", name=self._name)
+        self._meet("barrier")
+        if self._copy is not None:
+            self._copy.pull(None, None)
+
+    def flush(self) -> None:
+        """Wait until the home has all that this member has added. Local; at home it has.
+
+        Raises
+        ------
+        RankFailedError
+            The home is gone.
+        """
+        self._open("flush")
+        if self._remote is not None:
+            self._remote.flush()
+
+    def _meet(self, call: str) -> None:
+        """Flush, and wait for the others. Collective over the members."""
+        self._open(call)
+        label = Label(f"SharedModel.{call}", name=self._name)
         with self._team.round(label):
+            if self._remote is not None:
+                self._remote.flush()
             self._team.exchange(b"", label)
 
     def close(self) -> None:
         """Let go of the memory. Collective over the members. Views stay readable."""
-        if not self._closed:
-            self.barrier()
-            self._closed = True
+        if self._closed:
+            return
+        self._meet("close")
+        self._closed = True
+        if self._remote is not None:
+            self._remote.close()
 
     def _open(self, call: str) -> None:
         if self._closed:
@@ -271,6 +346,8 @@ class SharedModel:
             "arrays": len(self._layout.regions.leaves),
             "bytes": self._layout.regions.nbytes,
             "members": self.size,
+            "hosts": len(set(self._team.hosts)),
+            "way": "shared memory" if self._remote is None else self._remote.way,
             "adds": self._adder.adds,
             "version": self.version,
             "staleness": self.staleness()._asdict(),
@@ -284,6 +361,8 @@ class SharedModel:
             self.close()
         else:  # the others may never come
             self._closed = True
+            if self._remote is not None:
+                self._remote.abandon()
 
     def __repr__(self) -> str:
         name = "" if self._name is None else f" {self._name!r}"

@@ -45,9 +45,8 @@ class ByMessages:
         self._link = link
 
     def read(self, parts: Sequence[tuple[int, Any]], label: Any) -> None:
-        """Copy parts of the memory; those of a page or two in one message."""
-        for first, out in parts:
-            self._link.read(first, out)
+        """Copy parts of the memory."""
+        self._link.read(parts)
 
 
 class ByWindow:
@@ -208,9 +207,8 @@ def _try(team: Team) -> str:
             break
     # Freeing is collective: nobody frees where one waits in vain.
     anyone = bytearray(1)
-    complete(
-        comm.Iallreduce([bytes([stuck]), MPI.BYTE], [anyone, MPI.BYTE], MPI.MAX), lambda: None
-    )
+    mine_too = [bytes([stuck]), MPI.UINT8_T]
+    complete(comm.Iallreduce(mine_too, [anyone, MPI.UINT8_T], MPI.MAX), lambda: None)
     if anyone[0]:
         keep((window, memory))
     else:

@@ -1,0 +1,143 @@
+"""A host's copy of a model whose home is another host, as one member uses it."""
+
+from typing import Any, Final
+
+import numpy as np
+
+from mpiml.collectives.onesided.adding import Rows, Staleness
+from mpiml.collectives.onesided.layout import Layout, flat_indices
+from mpiml.collectives.onesided.memory import Block
+from mpiml.collectives.onesided.remote import Route
+from mpiml.errors import UsageError
+
+__all__ = ["Copy"]
+
+_EVERY: Final = 16  # pulls, one of which is measured: it asks the home for its version
+
+
+class Copy:
+    """One member's use of its host's copy.
+
+    Local: every method.
+
+    Parameters
+    ----------
+    block : Block
+        The copy.
+    layout : Layout
+        How its arrays are named.
+    route : Route
+        To the home.
+    """
+
+    def __init__(self, block: Block, layout: Layout, route: Route) -> None:
+        self._block = block
+        self._layout = layout
+        self.route = route
+        regions = layout.regions
+        self._offsets = [regions.leaf(number)[0] for number in range(len(regions.leaves))]
+        self._pulls = 0
+        self._mark: tuple[int, int] | None = None  # version, and own updates in it
+        self._samples = self._total = self._largest = 0
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def pull(self, name: Any, indices: Any) -> None:
+        """Bring the copy up to date, or elements of it.
+
+        Raises
+        ------
+        UsageError
+            There is no such array, or it has no such elements.
+        """
+        where = "SharedModel.pull"
+        self._pulls += 1
+        if not self._pulls % _EVERY:
+            self.mark()
+        if name is None and None not in self._layout.places:
+            if indices is not None:
+                raise UsageError(f"{where}: indices: expected the name of an array besides")
+            self.route.read(0, self._block.data, where)
+            return
+        number = self._layout.number(name, where)
+        leaf = self._block.leaves[number]
+        size, at = leaf.itemsize, self._offsets[number]
+        if indices is None:
+            if leaf.nbytes:
+                self.route.read(at, self._block.data[at : at + leaf.nbytes], where)
+            return
+        if type(indices) is int and 0 <= indices < len(self._block.views[number]):
+            step = leaf.nbytes // len(self._block.views[number])
+            begin = at + indices * step
+            self.route.read(begin, self._block.data[begin : begin + step], where)
+            return
+        positions, _ = flat_indices(indices, self._block.views[number].shape, where)
+        self._parts(at, size, np.unique(positions), where)
+
+    def _parts(self, at: int, size: int, positions: "np.ndarray[Any, Any]", where: str) -> None:
+        """Read elements that may lie apart; those side by side in one piece."""
+        if not positions.size:
+            return
+        breaks = np.flatnonzero(np.diff(positions) != 1) + 1
+        firsts = positions[np.r_[0, breaks]]
+        lasts = positions[np.r_[breaks - 1, positions.size - 1]]
+        data = self._block.data
+        self.route.read_parts(
+            [
+                (begin, data[begin:end])
+                for begin, end in zip(
+                    (at + firsts * size).tolist(),
+                    (at + (lasts + 1) * size).tolist(),
+                    strict=True,
+                )
+            ],
+            where,
+        )
+
+    def version(self) -> int:
+        """Return how many updates the home has had."""
+        return self.route.link.mark(self.route.block).version
+
+    # -- writing -------------------------------------------------------------------------------
+
+    def add_at(self, number: int, positions: Any, values: Any, scale: float) -> None:
+        """Send an addition to elements of a leaf."""
+        self._look()
+        self.route.link.add_at(self.route.block, number, positions, values, scale)
+
+    def add_rows(self, number: int, rows: Rows) -> None:
+        """Send the rows of a CSR block."""
+        self._look()
+        self.route.link.add_rows(self.route.block, number, rows)
+
+    def write(self, kind: int, leaves: "list[np.ndarray[Any, Any]]", scale: float) -> None:
+        """Send values for all arrays, to be added or assigned."""
+        self._look()
+        body = b"".join([leaf.tobytes() for leaf in leaves])
+        self.route.link.write(kind, self.route.block, -1, 0, 0, body, scale)
+
+    # -- staleness -----------------------------------------------------------------------------
+
+    def mark(self) -> None:
+        """Note the home's version: how stale the next addition is counts from it."""
+        said = self.route.link.mark(self.route.block)
+        self._mark = said.version, said.own
+        self.route.link.mark_next()
+
+    def _look(self) -> None:
+        """Take in what the home has said of an addition that was marked."""
+        seen = self.route.link.seen
+        if seen is None or self._mark is None:
+            return
+        self.route.link.seen = None
+        stale = (seen.version - seen.own) - (self._mark[0] - self._mark[1])
+        self._mark = None
+        self._samples += 1
+        self._total += stale
+        self._largest = max(self._largest, stale)
+
+    def staleness(self) -> Staleness:
+        """Return what has been measured."""
+        self._look()
+        mean = self._total / self._samples if self._samples else 0.0
+        return Staleness(self._samples, mean, self._largest)
