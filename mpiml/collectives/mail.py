@@ -124,8 +124,13 @@ class Receiving:
         self._memory: Any = None
         self._requests: list[Any] = []
 
-    def test(self) -> Parcel | None:
+    def test(self, look: bool = True) -> Parcel | None:
         """Return the message if it is there.
+
+        Parameters
+        ----------
+        look : bool
+            Whether to take in what has come by MPI first.
 
         Raises
         ------
@@ -136,7 +141,8 @@ class Receiving:
         channel = self._channel
         office = channel.mail.office
         if self._arrival is None:
-            office.progress()
+            if look:
+                office.progress()
             arrival = office.take(channel.number, channel.mail.index, self.source)
             if arrival is None:
                 return None
@@ -210,7 +216,7 @@ class Receiving:
         waiting = _waiting(mail.team, label)
         missing = () if self.source is None else (self.source,)
         try:
-            parcel: Parcel = mail.office.until(self.test, waiting, missing)
+            parcel: Parcel = mail.office.until(lambda: self.test(False), waiting, missing)
         except BaseException:
             self.leave()
             raise
@@ -289,16 +295,18 @@ class Channel:
     def peek(self, source: int) -> list[bytes]:
         """Return what the messages of a member say that have come and are not taken."""
         mail = self.mail
-        mail.office.progress()
         return mail.office.heads(self.number, mail.index, source)
 
-    def poll(self, source: int | None = None, into: Any = None) -> Parcel | None:
+    def poll(
+        self, source: int | None = None, into: Any = None, look: bool = True
+    ) -> Parcel | None:
         """Return the next message if it is there, body and all; else None.
 
-        One that has come without all of its body is waited for: its sender has sent it.
+        One that has come without all of its body is waited for: its sender has sent it. The
+        parameters are those of `receive`, and of `Receiving.test`.
         """
         receiving = Receiving(self, source, into, False)
-        parcel = receiving.test()
+        parcel = receiving.test(look)
         if parcel is None and receiving._arrival is not None:
             team = self.mail.team
             return receiving.wait(Waiting(team.hooks, self.title))

@@ -122,13 +122,14 @@ class Office:
         Parameters
         ----------
         test : function
-            What comes in is taken in meanwhile, and wakes the wait.
+            Called each time after what has come in has been taken in.
         waiting : function
             Called every `SLICE` seconds, with `missing`; ends the wait by raising.
         missing : sequence of int
             The members that are waited for, where they are known.
         """
         for _ in range(_EAGER if self.outside else 1):
+            self.progress()
             found = test()
             if found:
                 return found

@@ -158,6 +158,8 @@ class Exchange:
             self._ahead.setdefault(to, deque()).append(self._calls)
 
     def _wait_for_credit(self, targets: Mapping[int, float], label: Label) -> None:
+        if any(len(self._ahead.get(to, ())) >= AHEAD for to in targets):
+            self._mail.office.progress()
         self._take_credit()
         late = [to for to in targets if len(self._ahead.get(to, ())) >= AHEAD]
         if not late:
@@ -175,7 +177,7 @@ class Exchange:
         self._mail.office.until(there, lambda _: waiting(late))
 
     def _take_credit(self) -> None:
-        while (parcel := self._credit.poll()) is not None:
+        while (parcel := self._credit.poll(look=False)) is not None:
             (call,) = _CREDIT.unpack_from(parcel.head)
             self._taken(parcel.source, call)
             if len(parcel.head) > _CREDIT.size and call not in self._failed:
@@ -234,7 +236,7 @@ class Exchange:
     def _test(self, receiving: Receiving) -> Parcel | None:
         while True:
             try:
-                return receiving.test()
+                return receiving.test(look=False)
             except _Stale:
                 continue
 
