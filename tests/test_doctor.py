@@ -208,7 +208,6 @@ def test_a_wrong_line_has_status_2(capsys):
 
 @pytest.mark.slow
 def test_two_real_ranks():
-    pytest.importorskip("mpi4py")
     root = Path(__file__).resolve().parents[1]
     done = subprocess.run(
         [sys.executable, "-m", "mpiml.doctor", "--json"],
