@@ -13,14 +13,16 @@ if TYPE_CHECKING:
     from mpiml.collectives.bucket import Bucket
     from mpiml.collectives.explaining import explain
     from mpiml.collectives.onesided.shared_model import SharedModel
+    from mpiml.collectives.onesided.window import Window
     from mpiml.collectives.optimizers.fused import FusedOptimizer
     from mpiml.collectives.optimizers.sharded import ShardedOptimizer
 
 __all__ = [
     "Bucket",
     "FusedOptimizer",
-    "SharedModel",
     "ShardedOptimizer",
+    "SharedModel",
+    "Window",
     "allreduce",
     "explain",
 ]
@@ -30,6 +32,7 @@ _HOME = {
     "FusedOptimizer": "optimizers.fused",
     "SharedModel": "onesided.shared_model",
     "ShardedOptimizer": "optimizers.sharded",
+    "Window": "onesided.window",
     "allreduce": "allreducing",
     "explain": "explaining",
 }

@@ -5,9 +5,13 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from mpiml._native import hogwild_add, hogwild_add_at, hogwild_add_rows
-from mpiml.collectives.onesided.layout import Layout, flat_indices, values_for
+from mpiml.collectives.onesided.layout import (
+    Layout,
+    flat_indices,
+    leaves_like,
+    values_for,
+)
 from mpiml.collectives.onesided.memory import Block
-from mpiml.collectives.trees import flatten
 from mpiml.errors import UsageError
 
 __all__ = ["Adder", "Rows", "Staleness"]
@@ -62,22 +66,8 @@ class Adder:
     # -- what a call says ----------------------------------------------------------------------
 
     def leaves_of(self, tree: Any, where: str) -> "list[np.ndarray[Any, Any]]":
-        """Return the leaves of a tree like the block's, contiguous and of its dtypes.
-
-        Raises
-        ------
-        UsageError
-            It has another structure, or other shapes.
-        """
-        leaves, treedef, paths = flatten(tree, where)
-        if treedef != self.layout.treedef:
-            raise UsageError(
-                f"{where}: expected a tree like {self.layout.treedef}, got {treedef}"
-            )
-        return [
-            values_for(leaf, view.dtype, view.shape, f"{where}: leaf {path}" if path else where)
-            for leaf, view, path in zip(leaves, self.block.views, paths, strict=True)
-        ]
+        """Return the leaves of a tree like the block's: see `leaves_like`."""
+        return leaves_like(tree, self.layout.treedef, self.block.views, where)
 
     def at(
         self, number: int, indices: Any, values: Any, where: str
@@ -132,6 +122,18 @@ class Adder:
                 hogwild_add(own, leaf.reshape(-1), scale)
         finally:
             block.gate.leave(1)
+        self.after(1)
+
+    def add_leaf(self, number: int, leaf: "np.ndarray[Any, Any]", scale: float) -> None:
+        """Add to one array."""
+        block = self.block
+        self.before()
+        try:
+            hogwild_add(
+                block.leaves[number], leaf.reshape(-1), scale, "atomic", None, block.gate
+            )
+        except TimeoutError as error:
+            raise block.stuck(error, f"{self.title}.add") from None
         self.after(1)
 
     def add_at(

@@ -18,7 +18,7 @@ from mpiml.collectives.team import Team
 from mpiml.collectives.trees import flatten, host_array
 from mpiml.errors import UsageError
 
-__all__ = ["Layout", "agreed_layout", "flat_indices", "values_for"]
+__all__ = ["Layout", "agreed_layout", "flat_indices", "leaves_like", "values_for"]
 
 _REAL = ("float32", "float64")
 _SAME = "Build the tree the same way on every member."
@@ -219,3 +219,31 @@ def values_for(
                 f"{where}: expected the shape {tuple(shape)}, got {array.shape}"
             ) from None
     return np.ascontiguousarray(array, dtype)
+
+
+def leaves_like(
+    tree: Any, treedef: Any, like: "Sequence[np.ndarray[Any, Any]]", where: str
+) -> "list[np.ndarray[Any, Any]]":
+    """Return the leaves of a tree, contiguous and of the dtypes of others. Local.
+
+    Parameters
+    ----------
+    tree : array or tree of arrays
+        Of any library, in host memory.
+    treedef, like
+        The structure that is expected, and the arrays in it.
+    where : str
+        Opens the message of an error.
+
+    Raises
+    ------
+    UsageError
+        It has another structure, or other shapes.
+    """
+    leaves, found, paths = flatten(tree, where)
+    if found != treedef:
+        raise UsageError(f"{where}: expected a tree like {treedef}, got {found}")
+    return [
+        values_for(leaf, own.dtype, own.shape, f"{where}: leaf {path}" if path else where)
+        for leaf, own, path in zip(leaves, like, paths, strict=True)
+    ]

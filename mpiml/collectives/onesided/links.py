@@ -15,6 +15,7 @@ from mpiml.collectives.onesided.records import (
     ADD,
     ASSIGN,
     FAILED,
+    LOOK,
     MARK,
     READ,
     ROWS,
@@ -170,6 +171,11 @@ class Link:
             raise RankFailedError(f"{self._title(doing)}: {bytes(body).decode()}", (self._to,))
         return said
 
+    def look(self) -> None:
+        """Have the other host make progress at once for a while, since one reads there."""
+        with self._lock:
+            self._send(Ask(LOOK, 0, 0, -1, 0, 0, 0, 0, 0.0), None, False)
+
     # -- progress ------------------------------------------------------------------------------
 
     def turn(self) -> bool:
@@ -222,8 +228,8 @@ class Link:
             self._send(Ask(ROWS, wide, self._mark(), leaf, block, 0, 0, rows, 0.0), body)
         return True
 
-    def _send(self, ask: Ask, body: Any) -> None:
-        if not ask.number:
+    def _send(self, ask: Ask, body: Any, counts: bool = True) -> None:
+        if counts and not ask.number:
             self._sent += 1
             self.messages += 1
         self._sendings = [sending for sending in self._sendings if not sending.test()]

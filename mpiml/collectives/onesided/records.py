@@ -14,6 +14,7 @@ __all__ = [
     "ADD",
     "ASSIGN",
     "FAILED",
+    "LOOK",
     "MARK",
     "READ",
     "ROWS",
@@ -33,6 +34,7 @@ SNAPSHOT: Final = 4  #: the arrays of a block, between two updates; `first`: 1 c
 READ: Final = 5  #: `count` bytes of the host's memory from `first` on
 MARK: Final = 6  #: the version of a block
 FAILED: Final = 7  #: an answer: body: why
+LOOK: Final = 8  #: nothing is asked; whoever serves the memory looks more often for a while
 
 _ASK: Final = struct.Struct("<BBHiIIqqd")
 _SAID: Final = struct.Struct("<BBHIqqq")

@@ -6,6 +6,7 @@ do, since MPI does not promise that it is atomic to additions by the processor.
 """
 
 import itertools
+import time
 from typing import Any, Final
 
 import numpy as np
@@ -17,6 +18,7 @@ from mpiml.collectives.onesided.records import (
     ADD,
     ASSIGN,
     FAILED,
+    LOOK,
     READ,
     ROWS,
     SNAPSHOT,
@@ -29,6 +31,7 @@ __all__ = ["Serving"]
 
 _TURN: Final = 64  # requests in a row before acknowledgements go out
 _GATE_US: Final = 10_000_000  # how long a gate may stay closed: whoever holds it is dead
+_LOOKS: Final = 1e-3  # s, that one goes on looking when somebody reads
 _CHANGES: Final = (ADD, ROWS, ASSIGN)
 
 
@@ -58,6 +61,7 @@ class Serving:
         self._marks: dict[int, Said] = {}
         self._errors: dict[int, str] = {}
         self._sendings: list[Sending] = []
+        self._until = 0.0  # when to stop looking for what others read
 
     def turn(self) -> bool:
         """Do what has come; return whether there was anything."""
@@ -71,11 +75,14 @@ class Serving:
             if ask.kind in _CHANGES:
                 news.add(parcel.source)
                 self._change(ask, parcel)
+            elif ask.kind == LOOK:
+                self._until = time.monotonic() + _LOOKS
             else:
                 self._answer(ask, parcel.source)
         for member in news:
             self._acknowledge(member)
-        return bool(news) or bool(self._sendings)
+        looks = self._until > 0 and time.monotonic() < self._until
+        return bool(news) or bool(self._sendings) or looks
 
     # -- changes -------------------------------------------------------------------------------
 

@@ -23,10 +23,12 @@ from mpiml.collectives.onesided.memory import HostMemory
 from mpiml.collectives.team import Team
 from mpiml.config import Config
 
-__all__ = ["SIZES", "Opened", "Reads", "open_windows"]
+__all__ = ["SIZES", "ByMessages", "ByWindow", "Opened", "Reads", "open_windows"]
 
 SIZES: Final = (1, 1_000, 10_000, 1_000_000)  #: elements of the self-test
 _PIECE: Final = 1 << 20  # bytes of a transfer
+_QUICK: Final = 30  # tests of a request, after which it needs the other process's help
+_AGAIN: Final = 4e-4  # s between two such calls for help
 _SLOW: Final = 20.0  # s, after which a read of the self-test has failed
 _KEY: Final = "windows work"
 
@@ -60,10 +62,16 @@ class ByWindow:
         The members.
     rank : int
         The process that serves the memory which is read.
+    link : Link
+        Tells that process to look more often, where reads need its help: many MPI libraries
+        answer a read only within a call of MPI of the process whose memory it is.
     """
 
-    def __init__(self, window: Any, team: Team, rank: int) -> None:
+    def __init__(self, window: Any, team: Team, rank: int, link: Link) -> None:
         from mpi4py import MPI
+
+        self._link = link
+        self._late = 0.0  # when a read came late, and the process was told
 
         self._window = window
         self._team = team
@@ -77,9 +85,10 @@ class ByWindow:
             first, out = parts[0]
             count = len(out)
             request = window.Rget((out, count, byte), rank, (first, count, byte))
-            for _ in range(200):
+            for _ in range(_QUICK):
                 if request.Test():
                     return
+            self._tell()
             complete(request, self._team.waiting(label))
             return
         requests = []
@@ -90,6 +99,7 @@ class ByWindow:
                 requests.append(
                     window.Rget((piece, count, byte), rank, (first + at, count, byte))
                 )
+        self._tell()
         waiting = self._team.waiting(label)
         try:
             for request in requests:
@@ -97,6 +107,12 @@ class ByWindow:
         except BaseException:
             keep((requests, parts))
             raise
+
+    def _tell(self) -> None:
+        now = time.monotonic()
+        if now - self._late > _AGAIN:
+            self._late = now
+            self._link.look()
 
 
 class Opened:
@@ -119,7 +135,7 @@ class Opened:
         """Return what reads the memory that a member serves, to whom a link leads. Local."""
         if self._window is None:
             return ByMessages(link)
-        return ByWindow(self._window, self._team, self._team.ranks[leader])
+        return ByWindow(self._window, self._team, self._team.ranks[leader], link)
 
 
 def open_windows(memory: HostMemory, label: Any) -> Opened:
