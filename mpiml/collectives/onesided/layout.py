@@ -153,6 +153,8 @@ def flat_indices(
         They are no integers, or outside of the array, or too many.
     """
     axes = indices if isinstance(indices, tuple) else (indices,)
+    if not axes:  # array[()] is all of it
+        return np.arange(math.prod(shape), dtype=np.int64), shape
     found = [_integers(axis, where) for axis in axes]
     if len(found) > len(shape):
         raise UsageError(

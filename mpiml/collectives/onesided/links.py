@@ -5,7 +5,6 @@ while they are, waits and goes together in the next one, so a member that adds f
 the other host applies sends fewer and larger messages. `Link.flush` waits until all is applied.
 """
 
-import itertools
 import threading
 from collections.abc import Sequence
 from typing import Any, Final
@@ -72,24 +71,24 @@ class Link:
 
     def add_at(self, block: int, leaf: int, positions: Any, values: Any, scale: float) -> None:
         """Add to elements of a leaf. Both arrays are copied."""
+        self._add(block, leaf, Sparse(positions.copy(), values.copy(), scale))
+
+    def add_rows(self, block: int, leaf: int, rows: Any) -> None:
+        """Add the rows of a CSR block, which is copied."""
+        begin, end = int(rows.indptr[0]), int(rows.indptr[-1])
+        indices, values = rows.indices[begin:end].copy(), rows.values[begin:end].copy()
+        starts = rows.indptr - begin
+        self._add(block, leaf, Sparse(indices, values, rows.coefficients.copy(), starts))
+
+    def _add(self, block: int, leaf: int, add: Sparse) -> None:
         with self._lock:
-            add = Sparse(positions.copy(), values.copy(), scale)
             self._waiting.setdefault((block, leaf), []).append(add)
-            self._held += 16 + positions.nbytes + values.nbytes
+            self._held += 16 + add.positions.nbytes + add.values.nbytes
             self._calls += 1
             if self._sent - self._done < AHEAD or not self._calls % _OFTEN:
                 self._turn()
         if self._held > _MOST:
             self._wait(lambda: self._held <= _MOST, "adding")
-
-    def add_rows(self, block: int, leaf: int, rows: Any) -> None:
-        """Add the rows of a CSR block."""
-        starts = rows.indptr.tolist()
-        for k, (begin, end) in enumerate(itertools.pairwise(starts)):
-            self.add_at(
-                block, leaf, rows.indices[begin:end], rows.values[begin:end],
-                float(rows.coefficients[k]),
-            )  # fmt: skip
 
     def write(
         self, kind: int, block: int, leaf: int, first: int, count: int, body: Any, scale: float

@@ -85,11 +85,12 @@ class Said(NamedTuple):
 
 
 class Sparse(NamedTuple):
-    """One addition to elements of a leaf."""
+    """Additions to elements of a leaf: one, or the rows of a CSR block."""
 
     positions: "np.ndarray[Any, Any]"  #: (n,) int32 or int64
     values: "np.ndarray[Any, Any]"  #: (n,)
-    scale: float
+    scale: Any  #: a number, or (rows,)
+    starts: "np.ndarray[Any, Any] | None" = None  #: (rows + 1,) from 0 to n; None: one row
 
 
 def pack_rows(adds: Sequence[Sparse]) -> tuple[bytes, int, bool]:
@@ -104,10 +105,18 @@ def pack_rows(adds: Sequence[Sparse]) -> tuple[bytes, int, bool]:
     wide : bool
         Whether indices have 8 bytes.
     """
-    starts = np.zeros(len(adds) + 1, np.int64)
-    np.cumsum([len(add.positions) for add in adds], out=starts[1:])
+    lengths: list[int] = []
+    scales: list[float] = []
+    for add in adds:
+        if add.starts is None:
+            lengths.append(len(add.positions))
+            scales.append(add.scale)
+        else:
+            lengths += np.diff(add.starts).tolist()
+            scales += add.scale.tolist()
+    starts = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=starts[1:])
     wide = any(add.positions.itemsize == 8 for add in adds)
-    scales = np.array([add.scale for add in adds], np.float64)
     if len(adds) == 1:
         positions, values = adds[0].positions, adds[0].values
     else:
@@ -115,8 +124,9 @@ def pack_rows(adds: Sequence[Sparse]) -> tuple[bytes, int, bool]:
         values = np.concatenate([add.values for add in adds])
     gap = bytes(-values.nbytes % 8)
     positions = positions.astype(np.int64 if wide else np.int32, copy=False)
-    parts = (starts.tobytes(), scales.tobytes(), values.tobytes(), gap, positions.tobytes())
-    return b"".join(parts), len(adds), wide
+    factors = np.array(scales, np.float64).tobytes()
+    parts = (starts.tobytes(), factors, values.tobytes(), gap, positions.tobytes())
+    return b"".join(parts), len(lengths), wide
 
 
 def unpack_rows(

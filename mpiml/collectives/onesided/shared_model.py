@@ -115,6 +115,11 @@ class SharedModel:
         """How many members there are."""
         return self._team.size
 
+    @property
+    def home(self) -> bool:
+        """Whether this member is on the model's host: reads there need no `pull`."""
+        return self._copy is None
+
     def __getitem__(self, key: Any) -> Any:
         return self.tree[key]
 
@@ -141,6 +146,8 @@ class SharedModel:
         self._open("pull")
         if self._copy is not None:
             self._copy.pull(name, indices)
+        elif name is not None:
+            self._layout.number(name, "SharedModel.pull")
 
     def snapshot(self) -> tuple[Any, int]:
         """Return a copy of the model between two updates, and its version.
