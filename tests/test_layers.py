@@ -183,7 +183,14 @@ FLOORS = {
             "mpiml.collectives.neighbors.snapshots",
         ],
         ["mpiml.collectives.neighbors.exchange"],
-        ["mpiml.collectives.neighbors.reducing"],
+        ["mpiml.collectives.neighbors.meeting", "mpiml.collectives.neighbors.reducing"],
+        [
+            "mpiml.collectives.neighbors.adpsgd",
+            "mpiml.collectives.neighbors.hosts",
+            "mpiml.collectives.neighbors.pairs",
+            "mpiml.collectives.neighbors.trained",
+        ],
+        ["mpiml.collectives.neighbors.dpsgd", "mpiml.collectives.neighbors.pushsum"],
         ["mpiml.collectives.neighbors"],
         [
             "mpiml.collectives.device",

@@ -9,11 +9,34 @@ from typing import TYPE_CHECKING, Any
 from mpiml.later import refuse_attribute
 
 if TYPE_CHECKING:
+    from mpiml.collectives.neighbors.adpsgd import ADPSGD
+    from mpiml.collectives.neighbors.dpsgd import DPSGD
+    from mpiml.collectives.neighbors.hosts import hierarchical_neighbor_allreduce
+    from mpiml.collectives.neighbors.pairs import PairGossip, gossip
+    from mpiml.collectives.neighbors.pushsum import SGP, PushSum
     from mpiml.collectives.neighbors.reducing import neighbor_allreduce
 
-__all__ = ["neighbor_allreduce"]
+__all__ = [
+    "ADPSGD",
+    "DPSGD",
+    "SGP",
+    "PairGossip",
+    "PushSum",
+    "gossip",
+    "hierarchical_neighbor_allreduce",
+    "neighbor_allreduce",
+]
 
-_HOME = {"neighbor_allreduce": "reducing"}
+_HOME = {
+    "ADPSGD": "adpsgd",
+    "DPSGD": "dpsgd",
+    "PairGossip": "pairs",
+    "PushSum": "pushsum",
+    "SGP": "pushsum",
+    "gossip": "pairs",
+    "hierarchical_neighbor_allreduce": "hosts",
+    "neighbor_allreduce": "reducing",
+}
 
 
 def __getattr__(name: str) -> Any:

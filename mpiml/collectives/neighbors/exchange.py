@@ -141,6 +141,10 @@ class Exchange:
             self._data.send(to, head)
             self._ahead.setdefault(to, deque()).append(self._calls)
 
+    def skip(self) -> None:
+        """Count a call in which this member has no part. Local."""
+        self._calls += 1
+
     # -- sending -------------------------------------------------------------------------------
 
     def _send(self, edges: Edges, label: Label, snapshot: Any) -> None:

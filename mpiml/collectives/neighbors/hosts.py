@@ -1,0 +1,239 @@
+"""The mean in each host, and a neighbour average between hosts."""
+
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from mpiml.collectives.allreducing import allreduce
+from mpiml.collectives.labels import Label
+from mpiml.collectives.mail import mail_of
+from mpiml.collectives.members import team_of
+from mpiml.collectives.neighbors.edges import Edges, edges_of, topology_at
+from mpiml.collectives.neighbors.exchange import exchange_of
+from mpiml.collectives.neighbors.leaves import Leaves
+from mpiml.collectives.neighbors.reducing import mixed
+from mpiml.collectives.room import Room
+from mpiml.collectives.team import Hooks, Team
+from mpiml.errors import MpimlError, ServiceGoneError, UsageError
+from mpiml.topology import Schedule, Topology
+
+__all__ = ["hierarchical_neighbor_allreduce"]
+
+_WHERE = "hierarchical_neighbor_allreduce"
+_KEY = "home of neighbours"
+_RESULT, _ERROR = b"\0", b"\1"
+
+
+def hierarchical_neighbor_allreduce(
+    x: Any,
+    topology: Any,
+    comm: Any = None,
+    *,
+    step: int | None = None,
+    out: Any = None,
+    name: str | None = None,
+) -> Any:
+    """Return the weighted mean over hosts of the means in the hosts.
+
+    Collective over the members of a host and of its neighbours. Members of a host take their
+    mean; the first one of each host averages it with those of its neighbours, by the weights
+    of `topology`, and gives the result to the others (BlueFog's
+    ``hierarchical_neighbor_allreduce``). Between hosts goes one message for each edge, not
+    one for each pair of members. Hosts count alike, whatever the number of their members.
+
+    Parameters
+    ----------
+    x, comm, step, out, name
+        As for `neighbor_allreduce`.
+    topology : Topology, Schedule, or function
+        Of the hosts, in the order of their first members; or a function that returns one,
+        given their number: ``mpiml.topology.ring``. With one host the result is the mean.
+
+    Returns
+    -------
+    array or tree of arrays
+        The same bits on all members of a host.
+
+    Raises
+    ------
+    UsageError
+        As of `neighbor_allreduce`; on all members of the host.
+    """
+    team = team_of(comm, _WHERE)
+    home = _home_of(team)
+    edges = home.edges(topology, step)
+    label = Label(_WHERE, name=name, more=edges.text)
+    with team.round(label):
+        leaves, error = _taken_apart(x, out)
+        mean = x
+        if home.team is not None:
+            try:
+                home.team.agree(_told(error), label)  # the others of the host must hear of it
+                mean = allreduce(x, "mean", home.team, name=name)
+            except UsageError as caught:
+                error = error or caught
+        if not home.leads:
+            home.exchange.skip()
+            return home.take(leaves, error, label)
+        if error is not None or leaves is None:
+            assert error is not None
+            with suppress(UsageError, ServiceGoneError):
+                team.run(home.exchange.refuse, label, edges, error, _WHERE)
+            raise error
+        try:
+            found = mixed(team, home.exchange, edges, mean, out, name, _WHERE)
+        except UsageError as caught:
+            home.give(_ERROR + str(caught).encode(), None, label)
+            raise
+        home.give(_RESULT, Leaves(found, None, _WHERE), label)
+        return found
+
+
+def _taken_apart(x: Any, out: Any) -> tuple[Leaves | None, Exception | None]:
+    try:
+        return Leaves(x, out, _WHERE), None
+    except Exception as error:
+        return None, error
+
+
+def _told(error: Exception | None) -> MpimlError | None:
+    if error is None or isinstance(error, MpimlError):
+        return error
+    return UsageError(f"{type(error).__name__}: {error}")
+
+
+class _HostHooks:
+    """Those of the whole team, for the members of one host; the rounds are the whole team's."""
+
+    def __init__(self, hooks: Hooks, local: Sequence[int]) -> None:
+        self._hooks = hooks
+        self._local = local
+
+    def begin(self, label: Any) -> None:
+        """Nothing: the call around it has."""
+
+    def end(self) -> None:
+        """Nothing."""
+
+    def waiting(self, seconds: float, missing: Sequence[int], label: Any) -> None:
+        """Look around, by the numbers of the whole team."""
+        self._hooks.waiting(seconds, [self._local[i] for i in missing], label)
+
+
+class _Home:
+    """The host of one member: its members as a team, and how results are handed to them."""
+
+    def __init__(self, team: Team) -> None:
+        self.whole = team
+        self.exchange = exchange_of(team)
+        self._channel = mail_of(team).open("results in a host")
+        self._hosts = sorted(set(team.hosts))
+        firsts = {host: team.hosts.index(host) for host in self._hosts}
+        self._leaders = [firsts[host] for host in self._hosts]
+        self._own = self._hosts.index(team.hosts[team.index])
+        self.leads = team.index == team.local[0]
+        self.team: Team | None = _host_team(team)
+
+    def edges(self, topology: Any, step: int | None) -> Edges:
+        """Return the edges of this host, between the first members of hosts."""
+        hosts = len(self._hosts)
+        if callable(topology) and not isinstance(topology, Schedule | Topology):
+            topology = topology(hosts)
+        try:
+            found = topology_at(topology, step, hosts, _WHERE)
+        except UsageError as error:
+            raise UsageError(f"{error} (members are hosts here: {hosts})") from None
+        edges = edges_of(found, self._own, "row", _WHERE)
+        receives = {self._leaders[h]: weight for h, weight in edges.receives.items()}
+        sends = {self._leaders[h]: factor for h, factor in edges.sends.items()}
+        return Edges(edges.own, receives, sends, f"{edges.text[:-1]}, hosts)")
+
+    def give(self, head: bytes, leaves: Leaves | None, label: Label) -> None:
+        """Hand the result to the other members of the host, and wait until they have it."""
+        block = None if leaves is None else leaves.scratch()
+        others = [i for i in self.whole.local if i != self.whole.index]
+        for sending in [self._channel.send(i, head, block) for i in others]:
+            sending.wait(label)
+
+    def take(self, leaves: Leaves | None, error: Exception | None, label: Label) -> Any:
+        """Return the result of the host, or raise what has gone wrong."""
+        if error is not None or leaves is None:  # the first member has found it too
+            assert error is not None
+            raise error
+        block = leaves.result()
+        first = self.whole.local[0]
+
+        def into(source: int, head: bytes, nbytes: int) -> Any:
+            return block if head == _RESULT else None
+
+        head = self._channel.receive(first, into).wait(label).head
+        if head != _RESULT:
+            raise UsageError(f"{head[1:].decode()} (on {self.whole.names[first]})")
+        return leaves.finish(block)
+
+
+def _home_of(team: Team) -> _Home:
+    """Return the home of a member, made once. Collective over the members, the first time."""
+    found: _Home | None = team.kept.get(_KEY)
+    if found is None:
+        exchange_of(team)
+        with team.making:
+            found = team.kept.get(_KEY)
+            if found is None:
+                found = team.kept[_KEY] = _Home(team)
+    return found
+
+
+class _Lease:
+    """The communicator of a host, and the room of one process in it."""
+
+    def __init__(self, team: Team) -> None:
+        self._lock = threading.Lock()
+        self._users = len(team.housemates)
+        self.room = Room(self._users)
+        self.comm: Any = None
+        if team.comm is not None and team.comm.size > 1:
+            from mpi4py import MPI
+
+            self.comm = team.comm.Split(team.hosts[team.index], team.rank)
+            self.comm.Set_name(f"mpiml host of {team.title}")
+            self.comm.Set_errhandler(MPI.ERRORS_RETURN)
+
+    def give_back(self, spoiled: bool) -> None:
+        """Free the communicator, unless members of this process still have it."""
+        with self._lock:
+            self._users -= 1
+            if self._users or self.comm is None:
+                return
+            from mpi4py import MPI
+
+            if not spoiled and not MPI.Is_finalized():
+                self.comm.Free()
+
+
+def _host_team(team: Team) -> Team | None:
+    """Return a team of the members of this host; None: there is one. Collective."""
+    lease: _Lease = team.share(b"", lambda _: _Lease(team), f"making hosts of {team.title}")
+    local = team.local
+    ranks = sorted({team.ranks[i] for i in local})
+    host = Team(
+        local.index(team.index),
+        [ranks.index(team.ranks[i]) for i in local],
+        [0] * len(local),
+        lease.comm,
+        lease.room,
+        [team.names[i] for i in local],
+        f"the host of {team.names[local[0]]} in {team.title}",
+        _HostHooks(team.hooks, local),
+        team.spin_us,
+        team.yield_us,
+    )
+
+    def close() -> None:
+        host.spoiled = team.spoiled
+        host.close()
+        lease.give_back(team.spoiled)
+
+    team.closes(close)
+    return host if len(local) > 1 else None

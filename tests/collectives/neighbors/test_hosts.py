@@ -1,0 +1,72 @@
+"""Averages between hosts of the means in the hosts, by hand."""
+
+import numpy as np
+import pytest
+
+from mpiml import topology
+from mpiml.collectives.members import team_of
+from mpiml.collectives.neighbors import hierarchical_neighbor_allreduce as averaged
+from mpiml.errors import UsageError
+from tests.collectives.neighbors.crowd import places, played
+from tests.collectives.together import outcomes
+
+
+def by_hand(team, x, graph):
+    hosts = sorted(set(team.hosts))
+    means = np.stack([x[[h == host for h in team.hosts]].mean(axis=0) for host in hosts])
+    return (graph.matrix() @ means)[hosts.index(team.hosts[team.index])]
+
+
+@places
+def test_means_of_hosts(place, monkeypatch):
+    def body(comm):
+        team = team_of(comm, "the test")
+        hosts = len(set(team.hosts))
+        if str(place).startswith("hosts"):
+            assert hosts == (team.size if "one" in place else -(-team.size // 2))
+        x = np.random.default_rng(3).normal(size=(team.size, 5))
+        graph = topology.star(hosts)
+        own = x[team.index].copy()
+        found = averaged(own, topology.star, comm)
+        np.testing.assert_allclose(found, by_hand(team, x, graph), rtol=1e-13)
+        np.testing.assert_array_equal(own, x[team.index])
+        tree = {"a": own.astype("f4"), "b": [own[:2].copy()]}
+        assert averaged(tree, graph, comm, out=tree, name="tree") is tree
+        np.testing.assert_allclose(tree["a"], by_hand(team, x, graph), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(tree["b"][0], by_hand(team, x, graph)[:2], rtol=1e-13)
+        one_peer = topology.one_peer_exponential(hosts)
+        for step in range(3):
+            found = averaged(own, one_peer, comm, step=step)
+            np.testing.assert_allclose(found, by_hand(team, x, one_peer[step]), rtol=1e-13)
+
+    played(place, body, monkeypatch)
+
+
+@places
+def test_what_one_member_cannot_do_all_of_its_host_hear(place, monkeypatch):
+    def body(comm):
+        team = team_of(comm, "the test")
+        last = team.index == team.size - 1
+        graph = topology.complete(len(set(team.hosts)))
+        with pytest.raises(UsageError) as error:
+            averaged(np.zeros(3, int) if last else np.zeros(3), graph, comm)
+        assert "expected floating-point or complex numbers, got int64" in str(error.value)
+        if team.size > 1:
+            with pytest.raises(UsageError) as error:
+                averaged(np.zeros(4 if last else 3), graph, comm)
+            assert "(3,)" in str(error.value)
+            assert "(4,)" in str(error.value)
+        found = averaged(np.ones(2), graph, comm)
+        np.testing.assert_allclose(found, 1.0)
+
+    played(place, body, monkeypatch)
+
+
+@pytest.mark.parametrize("graph", [topology.ring(2), topology.ring, None])
+def test_topologies_are_of_hosts(graph):
+    found = outcomes(2, lambda team: averaged(np.zeros(2), graph, team))
+    for outcome in found:
+        if graph is topology.ring:
+            np.testing.assert_array_equal(outcome, 0)
+        else:
+            assert "(members are hosts here: 1)" in str(outcome)
