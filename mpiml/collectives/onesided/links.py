@@ -6,7 +6,7 @@ the other host applies sends fewer and larger messages. `Link.flush` waits until
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from mpiml.collectives.mail import Channel, Parcel, Sending
@@ -142,6 +142,31 @@ class Link:
         asks = [(Ask(READ, 0, 0, -1, 0, 0, first, len(out), 0.0), out) for first, out in parts]
         for number in [self._begin(ask, out) for ask, out in asks]:
             self._end(number, "reading")
+
+    def begin_read(self, first: int, out: Any) -> Callable[[], bool]:
+        """Ask for bytes of the host's memory from `first` on, and do not wait for them.
+
+        Returns
+        -------
+        function
+            Returns whether they are in `out`, once; raises what failed.
+        """
+        number = self._begin(Ask(READ, 0, 0, -1, 0, 0, first, len(out), 0.0), out)
+
+        def came() -> bool:
+            self.turn()
+            if number not in self._answered and not self._failed:
+                return False
+            self._end(number, "reading")
+            return True
+
+        return came
+
+    @property
+    def applied(self) -> bool:
+        """Whether everything that was sent is applied. Does not wait."""
+        self.turn()
+        return self._done == self._sent and not self._waiting
 
     def mark(self, block: int) -> Said:
         """Return the version of a block, and how many updates in it are this member's."""

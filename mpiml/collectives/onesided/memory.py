@@ -1,8 +1,8 @@
 """Memory of a host that holds blocks: one for each group of its members.
 
-A group is all members of the host, one of them, or a cluster. A block is the arrays of a tree behind a gate (`mpiml._native.Gate`). Whoever writes goes through
-the gate, so that a snapshot can be taken between two updates; whoever reads single elements
-does not. The memory is the arena's, in every mode: ranks, threads of one process, both. On
+A group is all members of the host, one of them, or a cluster. A block is the arrays of a tree
+behind a gate (`mpiml._native.Gate`). Whoever writes goes through the gate, so that a snapshot
+can be taken between two updates; whoever reads single elements does not. The memory is the arena's, in every mode: ranks, threads of one process, both. On
 hosts of its own, each process may be one (``fallback=True``).
 """
 
@@ -48,10 +48,19 @@ class Block:
         How the arrays lie there.
     writer : int
         Which of the gate's writers this is.
+    twin : buffer, optional
+        Memory of a second set of the arrays, which assignments set too.
     """
 
     def __init__(
-        self, team: Team, memory: Any, spot: Spot, regions: Regions, writer: int, writers: int
+        self,
+        team: Team,
+        memory: Any,
+        spot: Spot,
+        regions: Regions,
+        writer: int,
+        writers: int,
+        twin: Any = None,
     ) -> None:
         whole = memoryview(memory)
         self._team = team
@@ -59,6 +68,8 @@ class Block:
         self.gate = Gate(whole[spot.gate : spot.gate + spot.gate_nbytes], writer, writers)
         self.views = regions.views(self.data)
         self.leaves = [view.reshape(-1) for view in self.views]  #: each as one axis
+        twins = [] if twin is None else regions.views(twin)
+        self.twins = [view.reshape(-1) for view in twins]  #: of the second set, if there is one
 
     def enter(self, label: Any) -> None:
         """Begin an update of several parts; `gate.leave` ends it."""
@@ -132,13 +143,18 @@ class HostMemory:
         The arrays of a block.
     spots : sequence of Spot
         Of every member's block; members of a group have the same.
+    twins : bool
+        Whether what a group keeps besides begins with a second set of the arrays.
     """
 
-    def __init__(self, team: Team, arena: Arena, regions: Regions, spots: list[Spot]) -> None:
+    def __init__(
+        self, team: Team, arena: Arena, regions: Regions, spots: list[Spot], twins: bool
+    ) -> None:
         self.team = team
         self.memory = arena.memory
         self.regions = regions
         self.spots = spots
+        self._twins = twins
 
     def block(self, member: int, acting: bool = False) -> Block:
         """Return the block of a member of this host.
@@ -152,8 +168,15 @@ class HostMemory:
         """
         local = self.team.local
         writer = len(local) if acting else local.index(self.team.index)
+        twin = self.beside(member, self.regions.nbytes) if self._twins else None
         return Block(
-            self.team, self.memory, self.spots[member], self.regions, writer, len(local) + 1
+            self.team,
+            self.memory,
+            self.spots[member],
+            self.regions,
+            writer,
+            len(local) + 1,
+            twin,
         )
 
     def beside(self, member: int, nbytes: int) -> memoryview:
@@ -175,6 +198,7 @@ def host_memory(
     fallback: bool,
     label: Label,
     beside: int = 0,
+    twins: bool = False,
 ) -> HostMemory:
     """Make a block for each group. Collective over the members.
 
@@ -195,6 +219,8 @@ def host_memory(
         What it is for.
     beside : int
         Bytes that a group keeps besides.
+    twins : bool
+        Whether it keeps a second set of the arrays before these, which assignments set too.
 
     Raises
     ------
@@ -202,7 +228,7 @@ def host_memory(
         There is no room. On all members.
     """
     used = team
-    nbytes = regions.nbytes + beside
+    nbytes = regions.nbytes * (1 + twins) + beside
     arena = make_arena(used, _segment(used, groups, nbytes), label, _BOX)
     if isinstance(arena, SharedMemoryError):
         if not fallback:
@@ -216,7 +242,7 @@ def host_memory(
         at = firsts.setdefault((host, group), int.from_bytes(text, "little"))
         gate = _gate_nbytes(used.hosts.count(host))
         spots.append(Spot(at, gate, at + gate, regions.nbytes))
-    return HostMemory(used, arena, regions, spots)
+    return HostMemory(used, arena, regions, spots, twins)
 
 
 def _segment(team: Team, groups: Sequence[int], nbytes: int) -> int:

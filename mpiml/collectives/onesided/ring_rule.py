@@ -9,6 +9,7 @@ H. Zhang, C.-J. Hsieh, V. Akella, "HogWild++: A New Mechanism for Decentralized 
 Stochastic Gradient Descent", ICDM 2016, and the authors' code, whose constants these are.
 """
 
+import functools
 import math
 from collections.abc import Container, Sequence
 from enum import Enum
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 from mpiml.errors import UsageError
 from mpiml.topology.checks import number
 
-__all__ = ["Due", "RingRule", "Turns", "TurnsDone"]
+__all__ = ["Due", "RingRule", "Turns", "TurnsDone", "weights"]
 
 _FIRST = 8  # the first wait for the token, in delays
 
@@ -94,12 +95,11 @@ class RingRule:
             )
         if not 0 < self.decay <= 1:
             raise UsageError(f"RingRule: decay: expected above 0, at most 1, got {decay!r}")
-        self.beta = _root(n) if n > 1 else 1.0
-        self.lam = 1 - self.beta ** (n - 1)
+        self.beta, self.lam = weights(n)
         rounds = range(max(self.members))
         self._slots = [(c, m) for m in rounds for c in range(n) if m < self.members[c]]
-        firsts = [sum(self.members[:c]) for c in range(n)]
-        self._order = [firsts[c] + m for c, m in self._slots]
+        self._firsts = [sum(self.members[:c]) for c in range(n)]
+        self._order = [self._firsts[c] + m for c, m in self._slots]
         self._tokens = {member: token for token, member in enumerate(self._order)}
 
     def __repr__(self) -> str:
@@ -138,10 +138,32 @@ class RingRule:
         """Return the token that is this member's turn."""
         return self._tokens[number(member, 0, self.size, f"{self!r}.token", "member")]
 
-    def following(self, cluster: int) -> int:
-        """Return the next cluster of the ring."""
-        where = f"{self!r}.following"
-        return (number(cluster, 0, self.clusters, where, "cluster") + 1) % self.clusters
+    def following(self, cluster: int, absent: Container[int] = ()) -> int | None:
+        """Return the next cluster of the ring.
+
+        Parameters
+        ----------
+        cluster : int
+            The present one.
+        absent : container of int, optional
+            Members that have ended or are lost. A cluster that has no others is left out: it
+            would pass nothing on. None is returned where no other cluster is left.
+        """
+        n = self.clusters
+        cluster = number(cluster, 0, n, f"{self!r}.following", "cluster")
+        for ahead in range(1, n):
+            found = (cluster + ahead) % n
+            if self._lives(found, absent):
+                return found
+        return None if n > 1 else cluster
+
+    def living(self, absent: Container[int] = ()) -> int:
+        """Return how many clusters have members that are not absent."""
+        return sum(self._lives(cluster, absent) for cluster in range(self.clusters))
+
+    def _lives(self, cluster: int, absent: Container[int]) -> bool:
+        first = self._firsts[cluster]
+        return any(m not in absent for m in range(first, first + self.members[cluster]))
 
     def after(self, token: int, absent: Container[int] = ()) -> int | None:
         """Return the token that comes next.
@@ -242,6 +264,11 @@ class Turns:
         return self._holds
 
     @property
+    def left(self) -> int:
+        """Own updates until something is due; 0: something is."""
+        return self._left
+
+    @property
     def due(self) -> Due:
         """What is to be done now."""
         if self._left > 0 or not self.rule.syncs:
@@ -305,6 +332,13 @@ class Turns:
     def statistics(self) -> TurnsDone:
         """Return how many updates and syncs there were, and updates while the token was late."""
         return TurnsDone(self._updates, self._syncs, self._late)
+
+
+@functools.cache
+def weights(clusters: int) -> tuple[float, float]:
+    """Return beta and lambda of a ring of so many clusters; 1 and 0 for one alone."""
+    beta = _root(clusters) if clusters > 1 else 1.0
+    return beta, 1 - beta ** (clusters - 1)
 
 
 def _root(n: int) -> float:

@@ -111,28 +111,31 @@ class Serving:
         if not block.gate.enter(_GATE_US):
             raise TimeoutError("the gate of a block stays closed")
         try:
-            for own, values in self._parts(ask, block, body):
+            for own, values in self._parts(ask, block.leaves, body):
                 if ask.kind == ADD:
                     hogwild_add(own, values, ask.scale)
                 else:
+                    own[...] = values
+            if ask.kind == ASSIGN and block.twins:
+                for own, values in self._parts(ask, block.twins, body):
                     own[...] = values
         finally:
             block.gate.leave(1)
         return 1
 
     def _parts(
-        self, ask: Ask, block: Block, body: Any
+        self, ask: Ask, leaves: "list[np.ndarray[Any, Any]]", body: Any
     ) -> "list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]":
-        """Return the parts of a block that a request changes, with what it brings for each."""
+        """Return the parts of these that a request changes, with what it brings for each."""
         if ask.leaf >= 0:
-            own = block.leaves[ask.leaf][ask.first : ask.first + ask.count]
+            own = leaves[ask.leaf][ask.first : ask.first + ask.count]
             return [(own, np.frombuffer(body, own.dtype))]
-        sizes = [leaf.nbytes for leaf in block.leaves]
+        sizes = [leaf.nbytes for leaf in leaves]
         starts = itertools.accumulate(sizes, initial=0)
         whole = memoryview(body)
         return [
             (own, np.frombuffer(whole[at : at + own.nbytes], own.dtype))
-            for own, at in zip(block.leaves, starts, strict=False)
+            for own, at in zip(leaves, starts, strict=False)
             if own.nbytes
         ]
 

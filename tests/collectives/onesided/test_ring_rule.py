@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpiml._native import ring_sync
-from mpiml.collectives.onesided.ring_rule import Due, RingRule, Turns
+from mpiml.collectives.onesided.ring_rule import Due, RingRule, Turns, weights
 from mpiml.errors import UsageError
 
 NOTHING, LOOK, PASS = Due.NOTHING, Due.LOOK, Due.PASS
@@ -174,6 +174,18 @@ def test_members_that_have_ended_are_left_out():
     assert rule.after(2, absent=range(8)) is None
 
 
+def test_clusters_that_have_ended_are_left_out():
+    rule = RingRule(3, [2, 1, 3])  # members 0 1, 2, 3 4 5
+    assert rule.following(0, absent={2}) == 2
+    assert rule.following(0, absent={1, 3, 4}) == 1
+    assert rule.following(2, absent={0, 1}) == 1
+    assert rule.following(2, absent=range(3)) is None
+    assert [rule.living(absent) for absent in ((), {2}, {0, 2, 4}, range(3))] == [3, 2, 2, 1]
+    assert RingRule(1, 3).following(0) == 0
+    assert weights(1) == (1, 0)
+    assert weights(3) == (rule.beta, rule.lam)
+
+
 def test_a_member_waits_looks_syncs_waits_and_passes():
     turns = Turns(RingRule(2, [2, 1], delay=3), 1)
     assert turns.token == 2
@@ -181,7 +193,7 @@ def test_a_member_waits_looks_syncs_waits_and_passes():
     assert [turns.count() for _ in range(5)] == [LOOK] * 5  # it is not held up
     turns.synced()
     assert turns.holds
-    assert turns.due is NOTHING
+    assert (turns.due, turns.left) == (NOTHING, 3)
     assert [turns.count() for _ in range(4)] == [NOTHING] * 2 + [PASS] * 2
     assert turns.passed() == 0
     assert not turns.holds
