@@ -1,7 +1,8 @@
 """Synchronous steps that do not wait for the slowest: gradient coding, backup workers.
 
-Who decides and who computes, without messages: what carries gradients from worker to worker
-asks these objects. Names are loaded when they are first used.
+`CodedGradient` and `BackupGradient` carry gradients between members; the rules by which they
+decide and compute stand beside them, without messages. Names are loaded when they are first
+used.
 """
 
 from importlib import import_module
@@ -11,13 +12,26 @@ from mpiml.later import refuse_attribute
 
 if TYPE_CHECKING:
     from mpiml.collectives.stragglers.backup import Backup, Drops, Verdict
+    from mpiml.collectives.stragglers.coded import CodedGradient
     from mpiml.collectives.stragglers.coding import FractionalRepetition, GradientCode
     from mpiml.collectives.stragglers.cyclic import Cyclic
+    from mpiml.collectives.stragglers.first import BackupGradient
 
-__all__ = ["Backup", "Cyclic", "Drops", "FractionalRepetition", "GradientCode", "Verdict"]
+__all__ = [
+    "Backup",
+    "BackupGradient",
+    "CodedGradient",
+    "Cyclic",
+    "Drops",
+    "FractionalRepetition",
+    "GradientCode",
+    "Verdict",
+]
 
 _HOME = {
     "Backup": "backup",
+    "BackupGradient": "first",
+    "CodedGradient": "coded",
     "Cyclic": "cyclic",
     "Drops": "backup",
     "FractionalRepetition": "coding",

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from mpiml.errors import UsageError
 
-__all__ = ["Backup", "Drops", "Verdict"]
+__all__ = ["Backup", "Drops", "Verdict", "whole_number"]
 
 
 class Verdict(Enum):
@@ -62,9 +62,9 @@ class Backup:
     """
 
     def __init__(self, n: int, b: int, *, step: int = 0) -> None:
-        self.n = _whole(n, 1, "Backup: n")
-        self.b = _whole(b, 0, "Backup: b")
-        self._first = self._step = _whole(step, 0, "Backup: step")
+        self.n = whole_number(n, 1, "Backup: n")
+        self.b = whole_number(b, 0, "Backup: b")
+        self._first = self._step = whole_number(step, 0, "Backup: step")
         self._now: list[int] = []  # workers of the current step, as they came
         self._last: tuple[int, ...] = ()
         self._offered = [self._first - 1] * self.workers  # the newest step of each
@@ -113,8 +113,8 @@ class Backup:
             gradient of this step, or of a later one, before.
         """
         where = f"{self!r}.offer"
-        worker = _whole(worker, 0, f"{where}: worker", self.workers - 1)
-        step = _whole(step, self._first, f"{where}: step")
+        worker = whole_number(worker, 0, f"{where}: worker", self.workers - 1)
+        step = whole_number(step, self._first, f"{where}: step")
         if step > self._step:
             raise UsageError(
                 f"{where}: step: expected at most {self._step}, the current one, got {step} of "
@@ -145,7 +145,7 @@ class Backup:
         return Drops(self._step - self._first, tuple(self._taken), tuple(self._dropped))
 
 
-def _whole(value: Any, least: int, where: str, most: int | None = None) -> int:
+def whole_number(value: Any, least: int, where: str, most: int | None = None) -> int:
     """Return a whole number in its range, or refuse it."""
     try:
         number = operator.index(value)
