@@ -260,7 +260,7 @@ def test_sgp_finds_the_minimum_of_the_sum_and_meets(place, monkeypatch):
             directed(n),
             comm,
         )
-        for _ in range(400):
+        for _ in range(150):
             model.step(model.params - np.array([1.0, -1.0]) * i)
         model.meet()
         assert model.weight == pytest.approx(1, rel=1e-12)
