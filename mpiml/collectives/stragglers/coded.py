@@ -99,8 +99,7 @@ class CodedGradient(Gathered):
         gradients : function, sequence or mapping
             A function returns the gradient of a partition, given its number, and is not called
             where the step is over already: so a member that was held back catches up without
-            computing. Else the trees, in the order of `partitions`, or by partition. Read
-            until the call returns at most.
+            computing. Else the trees, in the order of `partitions`, or by partition.
         timeout : float, optional
             Seconds that the result is waited for, > 0.
 

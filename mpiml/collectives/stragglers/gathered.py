@@ -55,6 +55,7 @@ class Gathered(ABC):
         self._team = team = team_of(comm, self.where)
         self._name = name
         self._closed = False
+        self._ended = False  # the mail has closed
         self._agent: Any = None
         label = Label(self.where, name=name)
         error: Exception | None = None
@@ -89,7 +90,8 @@ class Gathered(ABC):
 
     def _connect(self, label: Label) -> None:
         """Open the channels, and make the collector. Collective over the members."""
-        team, key = self._team, (self.where, self._team.number())
+        team = self._team
+        self._key = key = (self.where, team.number())
         mail = mail_of(team)
         up = mail.open(f"{label.head}: gradients")
         down = mail.open(f"{label.head}: results")
@@ -99,13 +101,13 @@ class Gathered(ABC):
             rule = self._rule(self.step)
             collector = Collector(rule, pace, self._blocks, up, down, label.head)
             shared[key] = collector
-            mail.office.guests.append(self._withdraw)
             if mail.office.outside:  # else whoever waits is here
                 self._agent = agent_of(team)
                 self._agent.add(collector.turn)
         team.exchange(b"", label)  # now it is there
         self._collector: Collector | None = shared.get(key)
         self._talk = Talk(up, down, self._at, self._blocks, self._collector)
+        mail.office.guests.append(self._withdraw)
 
     # -- what a kind of them says of itself ----------------------------------------------------
 
@@ -205,7 +207,7 @@ class Gathered(ABC):
         if self._closed:
             return
         self._closed = self._talk.leaving = True
-        if self._talk.failed:
+        if self._talk.failed or self._ended:
             return
         label, why = Label(f"{self.where}.close", name=self._name), "it has closed"
         until, watch = self._talk.office.until, Watch(self._talk, label)
@@ -213,11 +215,15 @@ class Gathered(ABC):
             assert self._collector is not None
             self._collector.leave(self._at, why)
             until(self._alone, watch)
-            self._withdraw()
         else:
             text = f"{why} after step {self._step - 1}"
             self._talk.send(Record(Kind.GONE, more=text.encode()))
             until(self._talk.dismissed, watch)
+        self._talk.clear()
+        self._withdraw()
+        self._talk.office.guests.remove(self._withdraw)
+        if self._team.index == self._at:
+            self._team.room.shared.pop(self._key, None)
 
     def _alone(self) -> bool:
         """Tell whether all have left."""
@@ -241,8 +247,10 @@ class Gathered(ABC):
             self._talk.send(record)
 
     def _withdraw(self) -> bool:
-        """End the collector's part in the agent's work; tell whether nothing is on its way."""
-        assert self._collector is not None
+        """Have no part in the agent's work any more; tell whether nothing is on its way."""
+        self._ended = True
+        if self._collector is None or self._team.index != self._at:
+            return True
         if self._agent is not None:
             self._agent.remove(self._collector.turn)
         return self._collector.settled()

@@ -96,6 +96,11 @@ class Talk:
         """Take memory that was not sent."""
         self._spares.append(block)
 
+    def clear(self) -> None:
+        """Let go of memory that is not needed any more."""
+        self._prune()
+        self._spares.clear()
+
     def _prune(self) -> None:
         busy = []
         for sending, block in self._out:

@@ -14,6 +14,7 @@ from mpiml.collectives.stragglers import (
     FractionalRepetition,
 )
 from mpiml.errors import DeadlineError, RankFailedError, ServiceGoneError, UsageError
+from tests.collectives.everywhere import everywhere
 from tests.collectives.neighbors.crowd import places, played
 from tests.collectives.stragglers.held import Latch, check, gradient, like, raw, total
 from tests.collectives.together import Impatient, outcomes, together
@@ -285,6 +286,34 @@ def test_a_gradient_that_comes_when_the_step_is_over_is_dropped():
     assert {s["steps"] for s, _ in found} == {3}
 
 
+def test_what_is_sent_for_a_step_that_is_over_is_counted_as_dropped():
+    """The result of step 1 is made of members 0 and 1, but must wait for member 3 (slack)."""
+    both, third = Latch(2), Latch()
+
+    def body(team):
+        with BackupGradient(2, team, like=like(), slack=1) as backup:
+            if team.index == 3:
+                third.wait()
+            backup.mean(lambda: gradient(team.index, 0))
+            if team.index < 3:
+                if team.index == 2:
+                    both.wait()
+                with pytest.raises(DeadlineError, match=r"step 1: .* waits for member 3\."):
+                    backup.mean(lambda: gradient(team.index, 1), timeout=0.1)
+                (third if team.index == 2 else both).down()
+            result = backup.mean(lambda: gradient(team.index, 1))
+            assert backup.used == (0, 1)
+            return result, backup.statistics()
+
+    found = together(4, body)
+    for result, statistics in found:
+        check(result, halved((0, 1), 1))
+        assert statistics["unused"][2] >= 1
+    dropped = [s["dropped"] for _, s in found]
+    assert dropped[2] >= 1
+    assert found[2][1]["bytes"] == (2 - found[2][1]["skipped"]) * BLOCK
+
+
 def halved(members, step):
     both = total(members, step)
     return {"w": both["w"] / len(members), "b": [both["b"][0] / len(members)]}
@@ -373,6 +402,76 @@ class Told:
     def wait(self):
         for _ in range(self._team.size - 1):
             self._channel.receive(None).wait("held back")
+
+
+@places
+def test_two_at_once(place, monkeypatch):
+    """Each has its channels; one is used between the steps of the other."""
+
+    def body(comm):
+        size = team_of(comm, "the test").size
+        with (
+            CodedGradient(code_for(size), comm, like=np.zeros(2), at=size - 1) as coded,
+            BackupGradient(size, comm, like=np.zeros(700)) as backup,
+        ):
+            for step in range(3):
+                found = coded.sum(lambda part, step=step: np.full(2, part + float(step)))
+                np.testing.assert_allclose(found, sum(range(size)) + size * step, atol=1e-12)
+                found = backup.mean(np.full(700, float(step)))
+                assert set(found.tolist()) == {float(step)}
+            assert not coded.late
+            assert backup.statistics()["dropped"] == 0
+
+    played(place, body, monkeypatch)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_communicator_can_be_freed_and_made_again(closed):
+    from mpi4py import MPI
+
+    def body(world):
+        for step in range(3):
+            comm = world.Dup()
+            coded = CodedGradient(code_for(world.size), comm, like=np.zeros(5000), step=step)
+            found = coded.sum(lambda part, step=step: np.full(5000, part + float(step)))
+            np.testing.assert_allclose(found, sum(range(world.size)) + world.size * step)
+            if closed:
+                coded.close()
+            comm.Free()
+            coded.close()
+
+    everywhere("mpi", body)
+    assert MPI.COMM_WORLD.allreduce(1) == MPI.COMM_WORLD.size
+
+
+@places
+def test_a_program_that_stops_ends_them_after_the_same_step(place, monkeypatch):
+    """One replica asks for the stop while another is steps behind."""
+    if isinstance(place, str) and not place.startswith(("nodes", "two")):
+        pytest.skip("no program")
+
+    def body(_):
+        context = mpiml.context()
+        size = context.replicas
+        told = Told(team_of(None, "the test"))
+        with CodedGradient(code_for(size), like=np.zeros(3000), slack=2) as coded:
+            while not context.stopping:
+                if coded.steps == 3 and size > 1:
+                    if context.index == size - 1:
+                        told.wait()
+                    else:
+                        told.tell(size - 1)
+                if coded.steps == 4 and context.index == 0:
+                    context.stop()
+                coded.sum(lambda part: np.full(3000, float(part)))
+            steps = coded.steps
+        assert steps > 3
+        ends.append(steps)
+
+    ends = []
+    played(place, body, monkeypatch)
+    assert len(set(ends)) <= 1
 
 
 # -- members that are gone -----------------------------------------------------------------------------
