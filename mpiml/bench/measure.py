@@ -36,6 +36,9 @@ UNITS = {
     "/s": 1.0,
     "GB/s": 1e-9,
     "calls": 1.0,
+    "M/s": 1e-6,
+    "ns": 1e9,
+    "x": 1.0,
 }
 TITLES = ("what", "value", "quartiles", "x raw", "goal", "reached")
 
