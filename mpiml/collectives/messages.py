@@ -1,5 +1,6 @@
 """MPI messages of a team: nonblocking, so that whoever waits can be told to stop."""
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from itertools import accumulate
@@ -8,13 +9,14 @@ from typing import Any
 from mpiml.collectives.over import OVER
 from mpiml.errors import UsageError
 
-__all__ = ["Waiting", "complete", "exchange_bytes", "keep"]
+__all__ = ["Waiting", "complete", "exchange_bytes", "keep", "rest"]
 
 _MOST = (1 << 31) - 1  # bytes; counts and offsets of the v-collectives are 32-bit numbers
 _left: list[Any] = []  # requests that nobody waits for any more
 _LASTING = 1.0  # s, after which a wait looks at what the others wait for
 _AGAIN = 0.04  # s between two such looks
 _EAGER = 200  # tests in a row before the core is given away between two
+_YIELDING = 1e-3  # s that a wait only yields, before it sleeps
 
 
 class Waiting:
@@ -90,17 +92,30 @@ def _complete(
     for _ in range(_EAGER):
         if request.Test():
             return
-    looked = time.monotonic()
-    pause = 0.0
+    begun = looked = now = time.monotonic()
     while not request.Test():
         if between is not None:
             between()
-        time.sleep(pause)  # also of 0 s: lets other threads and ranks have the core
+        rest(now - begun)
         now = time.monotonic()
         if now - looked > 0.05:
             looked = now
-            pause = min(pause + 1e-5, 1e-3)
             waiting()
+
+
+def rest(waited: float) -> None:
+    """Let other threads and ranks have the core; sleep, where one has waited for long. Local.
+
+    Parameters
+    ----------
+    waited : float
+        Seconds since the wait began. A sleep is at most a fiftieth of it, and 1 ms; however
+        short it is asked to be, the kernel makes it 50 us longer, `time.sleep(0)` too.
+    """
+    if waited < _YIELDING:
+        os.sched_yield()
+    else:
+        time.sleep(min(waited / 50, 1e-3))
 
 
 def exchange_bytes(

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
-from mpiml.collectives.messages import keep
+from mpiml.collectives.messages import keep, rest
 from mpiml.collectives.room import SLICE
 from mpiml.collectives.team import PlainHooks, Team
 from mpiml.errors import ServiceGoneError
@@ -144,18 +144,12 @@ class Office:
             if now - looked >= SLICE:
                 looked = now
                 waiting(missing)
-            # In the process news wake it; outside of it nothing does: one looks as often as
-            # it costs little of the time that has been waited.
-            self._sleep(news, min((now - begun) / 50, 1e-3) if self.outside else SLICE)
-
-    def _sleep(self, news: int, seconds: float) -> None:
-        """Sleep until there are other news than these, or so long."""
-        if seconds < 1e-4 and self.outside:
-            time.sleep(seconds if seconds > 2e-5 else 0)
-            return
-        with self._ready:
-            if self.news == news:
-                self._ready.wait(seconds)
+            if self.outside:  # nothing wakes it
+                rest(now - begun)
+                continue
+            with self._ready:
+                if self.news == news:
+                    self._ready.wait(SLICE)
 
     # -- MPI -----------------------------------------------------------------------------------
 

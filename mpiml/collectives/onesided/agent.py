@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
+from mpiml.collectives.messages import rest
 from mpiml.collectives.over import OVER
 from mpiml.collectives.team import Team
 
 __all__ = ["Agent", "agent_of"]
 
 _KEY: Final = "agent of one-sided memory"
-_SPIN: Final = 2e-4  # s, that it goes on looking after the last thing it did
+_SPIN: Final = 5e-4  # s, that it goes on looking after the last thing it did
 _SHORT, _LONG = 1e-3, 2e-3  # s between two looks
 _SILENT: Final = 1.0  # s, after which it looks less often
 _LAST: Final = 5.0  # s, that `close` waits for the thread
@@ -80,7 +81,7 @@ class Agent:
             if busy:
                 last = now
             if now - last < _SPIN:
-                time.sleep(0)
+                rest(0.0)
                 continue
             self._wake.clear()
             self._wake.wait(_LONG if now - last > _SILENT else _SHORT)

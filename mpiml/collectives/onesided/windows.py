@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from mpiml.collectives.messages import complete, keep
+from mpiml.collectives.messages import complete, keep, rest
 from mpiml.collectives.onesided.links import Link
 from mpiml.collectives.onesided.memory import HostMemory
 from mpiml.collectives.team import Team
@@ -253,5 +253,5 @@ def _reads(window: Any, out: "np.ndarray[Any, Any]", target: int) -> bool:
             keep((requests, out))
             return False
         else:
-            time.sleep(0)
+            rest(0.0)
     return True
