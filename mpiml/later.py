@@ -15,7 +15,6 @@ _FAULT = "fault"
 
 #: name -> (how a user spells it, the release that brings it)
 LATER: dict[str, tuple[str, str]] = {
-    "RingModel": ("mpiml.RingModel", _ONESIDED),
     "neighbor_allreduce": ("mpiml.neighbor_allreduce", _ONESIDED),
     "CacherNode": ("mpiml.CacherNode", _SERVICES),
     "ParameterServerNode": ("mpiml.ParameterServerNode", _SERVICES),

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from mpiml.collectives.allreducing import allreduce
     from mpiml.collectives.bucket import Bucket
     from mpiml.collectives.explaining import explain
+    from mpiml.collectives.onesided.ring_model import RingModel
     from mpiml.collectives.onesided.shared_model import SharedModel
     from mpiml.collectives.onesided.window import Window
     from mpiml.collectives.optimizers.fused import FusedOptimizer
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Bucket",
     "FusedOptimizer",
+    "RingModel",
     "ShardedOptimizer",
     "SharedModel",
     "Window",
@@ -30,6 +32,7 @@ __all__ = [
 _HOME = {
     "Bucket": "bucket",
     "FusedOptimizer": "optimizers.fused",
+    "RingModel": "onesided.ring_model",
     "SharedModel": "onesided.shared_model",
     "ShardedOptimizer": "optimizers.sharded",
     "Window": "onesided.window",

@@ -162,6 +162,10 @@ class Link:
 
         return came
 
+    def until(self, ready: Callable[[], bool], doing: str) -> None:
+        """Wait until `ready` returns true; raises what the other host could not do."""
+        self._wait(ready, doing)
+
     @property
     def applied(self) -> bool:
         """Whether everything that was sent is applied. Does not wait."""

@@ -9,6 +9,8 @@ hosts of its own, each process may be one (``fallback=True``).
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from mpiml._native import Gate, gate_bytes
 from mpiml.collectives.arena import Arena, by_process, make_arena, private_arena
 from mpiml.collectives.labels import Label
@@ -75,6 +77,17 @@ class Block:
         """Begin an update of several parts; `gate.leave` ends it."""
         if not self.gate.enter(_SLICE_US):
             self._wait(lambda: self.gate.enter(_SLICE_US) or None, label)
+
+    def assign(self, leaves: "list[np.ndarray[Any, Any]]", label: Any) -> None:
+        """Set the arrays, and the second set if there is one: one update."""
+        self.enter(label)
+        try:
+            for own, leaf in zip(self.views, leaves, strict=True):
+                own[...] = leaf
+            for twin, leaf in zip(self.twins, leaves, strict=False):
+                twin[...] = leaf.reshape(-1)
+        finally:
+            self.gate.leave(1)
 
     def snapshot(self, out: Any, label: Any, clear: bool = False) -> int:
         """Copy the arrays between two updates; return the number of updates so far.

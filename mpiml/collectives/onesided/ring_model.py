@@ -1,0 +1,353 @@
+"""`RingModel`: a model for each cluster of members, brought together round a ring."""
+
+import struct
+from typing import Any, Final
+
+import numpy as np
+
+from mpiml.collectives.labels import Label
+from mpiml.collectives.mail import mail_of
+from mpiml.collectives.members import team_of
+from mpiml.collectives.onesided.agent import agent_of
+from mpiml.collectives.onesided.layout import agreed_layout
+from mpiml.collectives.onesided.memory import host_memory
+from mpiml.collectives.onesided.records import ASSIGN
+from mpiml.collectives.onesided.remote import Remote
+from mpiml.collectives.onesided.ring_cluster import ClusterModel
+from mpiml.collectives.onesided.ring_meeting import Meeting
+from mpiml.collectives.onesided.ring_member import RingMember
+from mpiml.collectives.onesided.ring_places import check_step, clusters_of, groups_of, wrong
+from mpiml.collectives.onesided.ring_rule import RingRule
+from mpiml.collectives.onesided.ring_token import WORDS, Carrier
+from mpiml.collectives.trees import unflatten
+
+__all__ = ["RingModel"]
+
+_SEEN: Final = struct.Struct("<qq")
+
+
+class RingModel(ClusterModel):
+    """A model for each cluster of members, without locks, brought together round a ring: HogWild++.
+
+    Collective over the members: construction, `barrier`, `close`. All else is local: no other
+    member takes part, and no member waits for the ring.
+
+    The members of a cluster add to its model as `SharedModel` has it. The clusters stand in a
+    ring. One token goes round; whose turn it is, gives what is new in the model of its cluster,
+    times beta, to that of the next one, and takes a mean of both, weighted by lambda. Members of
+    a cluster have their turns one after another. H. Zhang, C.-J. Hsieh, V. Akella, "HogWild++: A
+    New Mechanism for Decentralized Asynchronous Stochastic Gradient Descent", ICDM 2016; what
+    the paper leaves open is as in the authors' code. See `RingRule` for beta, lambda and the
+    turns. One cluster alone has no turns: it is Hogwild!.
+
+    A turn is had inside of a call that adds, once its updates are counted; it costs a pass over
+    three models. Where the next model is on another host, it is asked for by message, the
+    member goes on with its updates, and the turn is had in the first call that finds it here.
+    The sum over the models is no invariant of the algorithm.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm, optional
+        Whose ranks are the members; None: the replicas of the role of this node.
+    like : array or tree of arrays
+        Shapes and dtypes, float32 or float64. The models start at zero: see `assign`.
+    cluster_size : int, optional
+        Members of a cluster: those of a host in their order, the last ones perhaps fewer. All
+        of a host by default.
+    step : float
+        The step size of the first epoch: deltas are multiplied by it. See `step`.
+    decay : float
+        What becomes of the step size in as many epochs as there are clusters: see `end_epoch`.
+    tolerance : float
+        Where the delta of a component, times the step size, is no larger than this, it waits
+        for more.
+    delay : int, optional
+        Own updates of a member from its sync to passing the token on, tau0; by default 64 for
+        up to 4 clusters, 16 for up to 10, else 4.
+    fallback : bool
+        Without shared memory (``/dev/shm`` too small) let each process be a host of its own,
+        instead of failing.
+    name : str, optional
+        What messages call it. Compared among the members.
+
+    Attributes
+    ----------
+    step : float
+        The step size now, which may be set: deltas are multiplied by it. What is added is not.
+    rule : RingRule
+        The ring: its weights, its order.
+    cluster : int
+        The number of this member's cluster.
+    tree
+        The arrays of the cluster's model, in the structure of `like`: read-only views of the
+        memory itself. They change while they are read.
+    raw
+        The same, writable: what is written there, is neither atomic nor seen by `version`.
+
+    Raises
+    ------
+    UsageError
+        The members' trees or arguments differ; a leaf is neither float32 nor float64; a number
+        is out of its range. On all members.
+    SharedMemoryError
+        A host has no room, and `fallback` is off. On all members.
+
+    Examples
+    --------
+    ::
+
+        model = RingModel(like={"w": np.zeros(47_236, np.float32)}, cluster_size=8, step=0.5)
+        for _ in range(epochs):
+            for row in rows:
+                margin = row.label * (model["w"][row.indices] @ row.values)
+                if margin < 1:
+                    model.add_at("w", row.indices, row.values, scale=model.step * row.label)
+            model.end_epoch()
+        model.barrier()
+        tree, _ = model.evaluated()
+    """
+
+    def __init__(
+        self,
+        comm: Any = None,
+        like: Any = None,
+        *,
+        cluster_size: int | None = None,
+        step: float = 1.0,
+        decay: float = 0.8,
+        tolerance: float = 1e-2,
+        delay: int | None = None,
+        fallback: bool = False,
+        name: str | None = None,
+    ) -> None:
+        where = "RingModel"
+        team = team_of(comm, where)
+        team.agree(wrong(cluster_size, step, decay, tolerance, delay), Label(where, name=name))
+        layout, label = agreed_layout(
+            team, where, like,
+            f"cluster_size={cluster_size}, step={step}, decay={decay}, tolerance={tolerance}, "
+            f"delay={delay}, fallback={fallback}", name,
+        )  # fmt: skip
+        groups = groups_of(team.hosts, cluster_size)
+        remote = None
+        with team.round(label):
+            memory = host_memory(team, layout.regions, groups, fallback, label, WORDS, True)
+            if memory.team.several_hosts:
+                remote = Remote(team, memory, where, label)
+        clusters = clusters_of(memory.team.hosts, groups)
+        self.rule = RingRule(
+            len(clusters), [len(found) for found in clusters],
+            delay=delay, tolerance=tolerance, decay=decay,
+        )  # fmt: skip
+        own = team.index
+        self.cluster = next(i for i, found in enumerate(clusters) if own in found)
+        meeting = Meeting(memory, remote, layout, [found[0] for found in clusters], where)
+        ring = None
+        if self.rule.syncs:
+            nbytes = layout.regions.nbytes
+            words = memory.beside(memory.team.local[0], nbytes + WORDS)[nbytes:]
+            channel = mail_of(team).open("the token of a RingModel")
+            members = [member for found in clusters for member in found]
+            carrier = Carrier(self.rule, members, own, channel, words, remote is not None)
+            ring = RingMember(self.rule, members.index(own), carrier, meeting, agent_of(team))
+        super().__init__(memory, layout, meeting, ring)
+        self._name = name
+        self._remote = remote
+        self.step = step
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def evaluated(self) -> tuple[Any, int]:
+        """Return a copy of the model to evaluate, and its version.
+
+        Local. As the authors have it, that of the cluster whose turn was the last to end; at
+        first that of the last turn of a round. What other hosts do, this one hears with the
+        token and with each `barrier`: after that the members agree, until somebody adds.
+
+        Returns
+        -------
+        tree
+            New arrays, in the structure of ``like``.
+        version : int
+            Updates of that model so far.
+
+        Raises
+        ------
+        RankFailedError
+            A member has died within an update, or the other host is gone.
+        """
+        self._open("evaluated")
+        last = self.rule.size - 1 if self._ring is None else self._ring.seen[1]
+        cluster, label = self.rule.cluster(last), "RingModel.evaluated"
+        out = np.empty(self._layout.regions.nbytes, np.uint8)
+        block = self._meeting.block(cluster)
+        if block is not None:
+            version = block.snapshot(out, label)
+        else:
+            version = self._meeting.route(cluster).snapshot(memoryview(out), label)
+        return unflatten(self._layout.treedef, self._layout.regions.views(out)), version
+
+    # -- writing -------------------------------------------------------------------------------
+
+    def assign(self, tree: Any) -> None:
+        """Set the models of all clusters to these values: one update of each. Local.
+
+        No part of the values is a delta that the ring passes on. Meant for when nobody adds: a
+        `barrier` afterwards makes all members see the values before anybody does.
+
+        Raises
+        ------
+        UsageError
+            The tree is not like the model.
+        """
+        self._open("assign")
+        leaves = self._adder.leaves_of(tree, "RingModel.assign")
+        for cluster in range(self.rule.clusters):
+            block = self._meeting.block(cluster)
+            if block is not None:
+                block.assign(leaves, "RingModel.assign")
+            else:
+                route = self._meeting.route(cluster)
+                body = b"".join([leaf.tobytes() for leaf in leaves])
+                route.link.write(ASSIGN, route.block, -1, 0, 0, body, 1.0)
+
+    # -- the ring ------------------------------------------------------------------------------
+
+    @property
+    def step(self) -> float:
+        """The step size now: deltas are multiplied by it."""
+        return self._step
+
+    @step.setter
+    def step(self, value: float) -> None:
+        check_step(value)
+        self._step = self._first = float(value)
+        self._epoch = 0
+        if self._ring is not None:
+            self._ring.step = self._step
+
+    def end_epoch(self) -> float:
+        """Let the step size shrink, as at the end of an epoch, and return it. Local.
+
+        By ``decay ** (1 / clusters)``; epochs count from when it was set last.
+        """
+        self._epoch += 1
+        self._step = self.rule.step(self._first, self._epoch)
+        if self._ring is not None:
+            self._ring.step = self._step
+        return self._step
+
+    def done(self) -> None:
+        """Have no turns any more: this member adds nothing, or nothing that is to be passed on.
+
+        Local. The others' turns follow each other without it; a cluster that has no members
+        left is left out of the ring. To be called at the end of a loop that others go on with.
+        A turn that has begun is ended first, which may take until another host has answered.
+        """
+        self._open("done")
+        if self._ring is not None:
+            self._ring.aside(end=True)
+
+    # -- together ------------------------------------------------------------------------------
+
+    def barrier(self) -> None:
+        """Wait until every member is here; what any added before is in its cluster's model then.
+
+        Collective over the members. A member that waits here has no turn meanwhile: the token
+        passes over it.
+        """
+        self._meet("barrier")
+        if self._ring is not None:
+            self._ring.back()
+
+    def flush(self) -> None:
+        """Wait until other hosts have what this member's turns and assignments gave. Local.
+
+        Raises
+        ------
+        RankFailedError
+            The other host is gone.
+        """
+        self._open("flush")
+        if self._remote is not None:
+            self._remote.flush()
+
+    def _meet(self, call: str, end: bool = False) -> None:
+        """Step aside, flush, and wait for the others. Collective over the members."""
+        self._open(call)
+        label = Label(f"RingModel.{call}", name=self._name)
+        seen = b""
+        with self._team.round(label):
+            if self._ring is not None:
+                self._ring.aside(end)
+                seen = _SEEN.pack(*self._ring.seen)
+            if self._remote is not None:
+                self._remote.flush()
+            for said in self._team.exchange(seen, label):
+                if self._ring is not None:
+                    self._ring.hear(_SEEN.unpack(said))
+
+    def close(self) -> None:
+        """Let go of the memory. Collective over the members. Views stay readable."""
+        if self._closed:
+            return
+        self._meet("close", end=True)
+        self._closed = True
+        if self._ring is not None:
+            label = Label("RingModel.close", name=self._name)
+            with self._team.round(label):  # until the token is somewhere, not under way
+                while not any(self._team.exchange(b"1" * self._ring.settle(), label)):
+                    pass
+        if self._remote is not None:
+            self._remote.close()
+
+    def statistics(self) -> dict[str, Any]:
+        """Return size, way of working, and how the ring went, for logs.
+
+        ``moved`` and ``kept`` count components, over this member's turns: those whose delta was
+        passed on, and those where it was within the tolerance and waits. If nearly all are
+        kept, clusters only take means of each other: a lower tolerance, or a larger step, has
+        more passed on. ``late`` are own updates while the token was awaited.
+        """
+        ring = self._ring
+        done = {} if ring is None else ring.statistics()._asdict()
+        return {
+            "arrays": len(self._layout.regions.leaves),
+            "bytes": self._layout.regions.nbytes,
+            "members": self.size,
+            "hosts": len(set(self._team.hosts)),
+            "way": "shared memory" if self._remote is None else self._remote.way,
+            "clusters": self.rule.clusters,
+            "cluster": self.cluster,
+            "beta": self.rule.beta,
+            "lambda": self.rule.lam,
+            "delay": self.rule.delay,
+            "tolerance": self.rule.tolerance,
+            "step": self.step,
+            "hops": 0 if ring is None else ring.seen[0],
+            **done,
+            "adds": self._adder.adds,
+            "version": self.version,
+            "staleness": self.staleness()._asdict(),
+        }
+
+    def __enter__(self) -> "RingModel":
+        return self
+
+    def __exit__(self, kind: object, *exception: object) -> None:
+        if kind is None:
+            self.close()
+        else:  # the others may never come
+            self._closed = True
+            if self._ring is not None:
+                self._ring.abandon()
+            if self._remote is not None:
+                self._remote.abandon()
+
+    def __repr__(self) -> str:
+        name = "" if self._name is None else f" {self._name!r}"
+        return (
+            f"<RingModel{name} of {len(self._layout.regions.leaves)} arrays, "
+            f"{self._layout.regions.nbytes:,} bytes, member {self.index} of {self.size}, in "
+            f"cluster {self.cluster} of {self.rule.clusters}>"
+        )
