@@ -28,7 +28,7 @@ __all__ = ["AHEAD", "Block", "Exchange", "exchange_of"]
 
 AHEAD: Final = 2  #: calls that a member may be ahead of those it sends to
 _HEAD: Final = struct.Struct("<QQBd")  # call, hash of its label, kind, factor
-_CREDIT: Final = struct.Struct("<Q")  # call
+_CREDIT: Final = struct.Struct("<QQ")  # call; hash of its label, where it has failed
 _DATA, _NO = 0, 1
 _TEXT: Final = 1 << 16  # bytes of a text, at most
 _KNOWN: Final = 256  # labels whose text is not sent again
@@ -65,6 +65,7 @@ class Exchange:
         self._credit = self._mail.open("credit of neighbours")
         self._calls = 0
         self._failed: deque[int] = deque(maxlen=1024)  # calls in which messages may be left
+        self._sent: deque[tuple[int, Label]] = deque(maxlen=8)  # what has been sent lately
         self._ahead: dict[int, deque[int]] = {}  # by target: calls it has not taken yet
         self._told: dict[int, set[int]] = {}  # by target: hashes of labels whose text it has
         self._heard: dict[tuple[int, int], str] = {}  # by source and hash: the text
@@ -100,13 +101,19 @@ class Exchange:
             self._trade(edges, nbytes, fill, label, use)
         except BaseException:
             self._failed.append(self._calls)
+            with suppress(Exception):
+                self._say_what_was_expected(edges, label)
             raise
 
     def _trade(
         self, edges: Edges, nbytes: int, fill: Callable[[Any], None], label: Label,
         use: Callable[[Any, Sequence[Block]], None],
     ) -> None:  # fmt: skip
-        self._wait_for_credit(edges.sends, label)
+        try:
+            self._wait_for_credit(edges.sends, label)
+        except Exception as error:
+            self._say_no(edges, error, label.head.partition("(")[0])
+            raise
         snapshot = None
         if edges.sends:
             snapshot = self._snapshots.take(nbytes)
@@ -122,7 +129,7 @@ class Exchange:
                 self._snapshots.give_back(memory)
             for source in edges.receives:
                 if source not in edges.sends:  # else it hears of this in the next message
-                    self._credit.send(source, _CREDIT.pack(self._calls))
+                    self._credit.send(source, _CREDIT.pack(self._calls, 0))
         finally:
             if snapshot is not None:
                 self._snapshots.let_fly(snapshot)
@@ -134,6 +141,9 @@ class Exchange:
         """
         self._calls += 1
         self._failed.append(self._calls)
+        self._say_no(edges, error, where)
+
+    def _say_no(self, edges: Edges, error: Exception, where: str) -> None:
         kind = "" if isinstance(error, MpimlError) else f"{type(error).__name__}: "
         label = Label(" ".join(f"{where}{REFUSED}{kind}{error}".split()))
         head = _HEAD.pack(self._calls, label.hash, _NO, 1.0) + label.text().encode()[:_TEXT]
@@ -148,6 +158,7 @@ class Exchange:
     # -- sending -------------------------------------------------------------------------------
 
     def _send(self, edges: Edges, label: Label, snapshot: Any) -> None:
+        self._sent.append((self._calls, label))
         text = b""
         for to, factor in edges.sends.items():
             told = self._told.setdefault(to, set())
@@ -182,10 +193,24 @@ class Exchange:
 
     def _take_credit(self) -> None:
         while (parcel := self._credit.poll(look=False)) is not None:
-            (call,) = _CREDIT.unpack_from(parcel.head)
+            call, hash_ = _CREDIT.unpack_from(parcel.head)
             self._taken(parcel.source, call)
-            if len(parcel.head) > _CREDIT.size and call not in self._failed:
-                raise UsageError(parcel.head[_CREDIT.size :].decode(errors="replace"))
+            if not hash_ or call in self._failed:
+                continue
+            text = parcel.head[_CREDIT.size :].decode("utf-8", "replace")
+            for number, label in self._sent:
+                if number == call and label.hash != hash_:
+                    raise self._mismatch(parcel.source, call, text, label, call)
+
+    def _say_what_was_expected(self, edges: Edges, label: Label) -> None:
+        """Tell sources that hear nothing from here what they should have sent.
+
+        They compare: this call may have failed before their message came.
+        """
+        said = _CREDIT.pack(self._calls, label.hash) + label.text().encode()[:_TEXT]
+        for source in edges.receives:
+            if source not in edges.sends:
+                self._credit.send(source, said)
 
     def _taken(self, target: int, call: int) -> None:
         """Note that a target has taken the blocks of calls up to this one."""
@@ -207,7 +232,7 @@ class Exchange:
         memories: list[Any] = []
 
         def into(source: int, head: bytes, size: int) -> Any:
-            self._check(source, head, size, nbytes, label, source in edges.sends)
+            self._check(source, head, size, nbytes, label)
             if team.ranks[source] == team.rank:
                 return None  # where it lies
             memory = self._snapshots.memory(nbytes)
@@ -230,10 +255,8 @@ class Exchange:
         except BaseException:
             for parcel in found.values():
                 parcel.release()
-            taken = [*found, *[s for s, receiving in pending.items() if receiving.leave()]]
-            with suppress(Exception):
-                for source in taken:
-                    self._credit.send(source, _CREDIT.pack(self._calls))
+            for receiving in pending.values():
+                receiving.leave()
             raise
         return [found[source] for source in edges.receives], memories
 
@@ -244,9 +267,7 @@ class Exchange:
             except _Stale:
                 continue
 
-    def _check(
-        self, source: int, head: bytes, size: int, nbytes: int, label: Label, mutual: bool
-    ) -> None:
+    def _check(self, source: int, head: bytes, size: int, nbytes: int, label: Label) -> None:
         """Raise unless the message is that of this call; note what it says otherwise."""
         call, hash_, kind, _ = _HEAD.unpack_from(head)
         self._taken(source, call - 1)
@@ -256,17 +277,14 @@ class Exchange:
                 self._heard.clear()
             self._heard[source, hash_] = text
         if call in self._failed:  # nobody has taken it then
-            self._credit.send(source, _CREDIT.pack(call))
+            self._credit.send(source, _CREDIT.pack(call, 0))
             raise _Stale
         if kind == _NO:
             raise self._refusal(source, text)
         if call == self._calls and hash_ == label.hash and size == nbytes:
             return
-        error = self._mismatch(source, call, self._heard.get((source, hash_), ""), label)
-        if not mutual:  # nothing goes there to show it
-            with suppress(Exception):
-                self._credit.send(source, _CREDIT.pack(call) + str(error).encode()[:_TEXT])
-        raise error
+        text = self._heard.get((source, hash_), "")
+        raise self._mismatch(source, call, text, label, self._calls)
 
     def _refusal(self, source: int, text: str) -> UsageError:
         head, place, _ = [*text.split("\n", 2), "", ""][:3]
@@ -277,14 +295,14 @@ class Exchange:
             f"{why} This is {self.team.names[self.team.index]}."
         )
 
-    def _mismatch(self, source: int, call: int, text: str, label: Label) -> UsageError:
+    def _mismatch(
+        self, source: int, call: int, text: str, label: Label, own_call: int
+    ) -> UsageError:
         names = self.team.names
         here, there = names[self.team.index], names[source]
         own, theirs = label.text().split("\n", 2), [*text.split("\n", 2), "", ""][:3]
-        if call != self._calls:
-            what = (
-                f"{own[0]} as call {self._calls} on {here} and {theirs[0]} as {call} on {there}"
-            )
+        if call != own_call:
+            what = f"{own[0]} as call {own_call} on {here} and {theirs[0]} as {call} on {there}"
         elif own[0] != theirs[0]:
             what = f"{own[0]} at {own[1]} on {here}, and {theirs[0]} at {theirs[1]} on {there}"
         else:

@@ -354,7 +354,7 @@ def test_mismatched_neighbours_are_named_on_both(place, monkeypatch):
 
 
 def test_who_only_sends_hears_of_it_too():
-    """0 -> 1 -> 2 -> 0: member 1 sees that 0 has other shapes, and 0 hears it as credit."""
+    """0 -> 1 -> 2 -> 0: member 1 sees that 0 has other shapes, and 0 hears it from 1."""
 
     def body(team):
         graph = topology.from_matrix(_shift(3))
@@ -438,8 +438,10 @@ def test_a_sender_is_two_calls_ahead_at_most():
         if team.index == 1:
             assert stuck.wait(LIMIT)
             assert done == [0, 1]
+        own = np.empty(1)
         for call in range(5):
-            x = neighbor_allreduce(np.full(1, float(call)), None, team, **weights)
+            own[:] = call
+            x = neighbor_allreduce(own, None, team, **weights)
             assert x[0] == call  # what was there at the time of the call
             if team.index == 0:
                 done.append(call)
