@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpiml.collectives.stragglers import Backup, Cyclic, FractionalRepetition, Verdict
@@ -67,11 +67,13 @@ def test_a_result_waits_for_who_is_behind_unless_it_has_left():
     assert pace.behind(7) == ()
 
 
+@settings(deadline=None)
 @given(st.sets(st.integers(0, 300)))
 def test_members_as_bits(members):
     assert members_of(mask(members)) == tuple(sorted(members))
 
 
+@settings(deadline=None)
 @given(st.sampled_from(Kind), st.integers(-1, 1 << 40), st.integers(-1, 1 << 20), st.text())
 def test_records_there_and_back(kind, step, member, text):
     record = Record(kind, step, member, text.encode("utf-8", "replace"))
