@@ -184,9 +184,10 @@ FLOORS = {
         ["mpiml.collectives.averaging.periodic"],
         [
             "mpiml.collectives.averaging.diloco",
-            "mpiml.collectives.averaging.elastic",
+            "mpiml.collectives.averaging.force",
             "mpiml.collectives.averaging.local",
         ],
+        ["mpiml.collectives.averaging.elastic", "mpiml.collectives.averaging.elastic_async"],
         ["mpiml.collectives.averaging"],
         ["mpiml.collectives.stragglers.collector"],
         ["mpiml.collectives.stragglers.talk"],

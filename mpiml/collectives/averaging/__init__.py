@@ -14,11 +14,13 @@ if TYPE_CHECKING:
         Elastic,
         elastic_difference,
         elastic_exchange,
-        elastic_limit,
     )
+    from mpiml.collectives.averaging.elastic_async import AsyncElastic
+    from mpiml.collectives.averaging.force import elastic_limit
     from mpiml.collectives.averaging.local import LocalSGD, PostLocalSGD
 
 __all__ = [
+    "AsyncElastic",
     "DiLoCo",
     "Elastic",
     "LocalSGD",
@@ -29,13 +31,14 @@ __all__ = [
 ]
 
 _HOME = {
+    "AsyncElastic": "elastic_async",
     "DiLoCo": "diloco",
     "Elastic": "elastic",
     "LocalSGD": "local",
     "PostLocalSGD": "local",
     "elastic_difference": "elastic",
     "elastic_exchange": "elastic",
-    "elastic_limit": "elastic",
+    "elastic_limit": "force",
 }
 
 
