@@ -127,6 +127,7 @@ class RingMember:
         self._token = None
         if turn is None or turn == own:  # nobody else is left
             self._token = token
+            self._carrier.note(own, token)
         else:
             self._carrier.give(turn, token)
 

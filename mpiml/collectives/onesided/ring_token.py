@@ -86,7 +86,7 @@ class Carrier:
         if self._turn:
             return None
         token = Token(0, self._rule.size - 1, 0)
-        self._note(0, token)
+        self.note(0, token)
         return token
 
     def take(self, eager: bool = False) -> Token | None:
@@ -107,17 +107,18 @@ class Carrier:
         if parcel is None:
             return None
         token = Token.unpack(parcel.head)
-        self._note(self._turn, token)
+        self.note(self._turn, token)
         return token
 
     def give(self, turn: int, token: Token) -> None:
         """Send the token to whose turn comes next."""
-        self._note(turn, token)
+        self.note(turn, token)
         to = self._members[self._rule.member(turn)]
         self._sendings = [sending for sending in self._sendings if not sending.test()]
         self._sendings.append(self._channel.send(to, token.pack(self._rule.size)))
 
-    def _note(self, turn: int, token: Token) -> None:
+    def note(self, turn: int, token: Token) -> None:
+        """Note on this host whose turn comes next, and what the token says."""
         words = self._words
         words[1], words[2] = token.hops, token.last + 1
         words[0] = turn + 1

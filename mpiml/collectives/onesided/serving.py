@@ -129,12 +129,12 @@ class Serving:
         """Return the parts of these that a request changes, with what it brings for each."""
         if ask.leaf >= 0:
             own = leaves[ask.leaf][ask.first : ask.first + ask.count]
-            return [(own, np.frombuffer(body, own.dtype))]
+            return [(own, _values(body, own.dtype))]
         sizes = [leaf.nbytes for leaf in leaves]
         starts = itertools.accumulate(sizes, initial=0)
         whole = memoryview(body)
         return [
-            (own, np.frombuffer(whole[at : at + own.nbytes], own.dtype))
+            (own, _values(whole[at : at + own.nbytes], own.dtype))
             for own, at in zip(leaves, starts, strict=False)
             if own.nbytes
         ]
@@ -173,3 +173,9 @@ class Serving:
 
     def _send(self, member: int, said: Said, body: Any) -> None:
         self._sendings.append(self._answers.send(member, said.pack(), body))
+
+
+def _values(body: Any, dtype: "np.dtype[Any]") -> "np.ndarray[Any, Any]":
+    """Return bytes as numbers, which may lie behind those of a smaller dtype."""
+    found = np.frombuffer(body, dtype)
+    return found if found.flags.aligned else found.copy()
