@@ -176,7 +176,7 @@ class Talk:
         elif ask:
             self.send(Record(Kind.ASK))
         others = tuple([m for m in self._missing if m != me and m not in self._lost])
-        return others or (collects if self.at != me else ())
+        return others or collects
 
     def find_lost(
         self, missing: tuple[int, ...], seconds: float, label: Any, error: Exception
@@ -244,7 +244,8 @@ class Watch:
         if self._limit is None or now < self._limit:
             return
         if talk.known or now >= self._limit + _ASK:  # else the answer is on its way
-            who = ", ".join([talk.team.names[m] for m in missing]) or "others"
+            names, me = talk.team.names, talk.team.index
+            who = ", ".join([names[m] for m in missing if m != me]) or "others"
             raise DeadlineError(
                 f"{self._label}: {self._what}no result in time; waits for {who}. It goes on: call "
                 "again, what was brought to this step counts."

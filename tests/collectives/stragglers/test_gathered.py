@@ -501,6 +501,40 @@ def test_members_that_raise_count_as_late_up_to_s():
         assert found[index]["unused"][2] >= 2
 
 
+@places
+@pytest.mark.parametrize("big", [False, True])
+def test_a_member_that_raises_everywhere(place, big, monkeypatch):
+    """The last one raises in step 1, and hears nothing any more; the others do all steps."""
+    if isinstance(place, str) and place.startswith(("nodes", "two")):
+        pytest.skip("the program ends with its first error")
+    shape = (100_000,) if big else (3,)
+
+    def body(comm):
+        team = team_of(comm, "the test")
+        size = team.size
+        try:
+            with CodedGradient(
+                Cyclic(size, min(1, size - 1)), comm, like=np.zeros(shape), slack=2
+            ) as coded:
+                for step in range(5):
+                    if size > 1 and team.index == size - 1 and step == 1:
+                        raise ZeroDivisionError("broken")
+                    result = coded.sum(
+                        lambda part, step=step: np.full(shape, part + 1.0 * step)
+                    )
+                    np.testing.assert_allclose(
+                        result, sum(range(size)) + size * step, atol=1e-9
+                    )
+        except ZeroDivisionError:
+            assert team.index == size - 1
+        else:
+            if size > 1:
+                assert coded.statistics()["unused"][size - 1] >= 4
+        team.exchange(b"", "all have left")
+
+    played(place, body, monkeypatch)
+
+
 @pytest.mark.parametrize("kind", ["coded", "backup"])
 def test_too_few_are_left_is_an_error_that_names_who_is_gone(kind):
     def body(team):
