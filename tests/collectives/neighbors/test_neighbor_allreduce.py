@@ -139,6 +139,15 @@ def test_sums_in_blocks(count, size, place, dtype):
     np.testing.assert_array_equal(out.astype("c16"), np.broadcast_to(expected, size))
 
 
+def test_all_add_in_the_order_of_the_members():
+    """On the complete graph all get the same bits."""
+    x = np.random.default_rng(1).normal(size=(4, 1000)).astype("f4")
+    found = together(4, lambda t: neighbor_allreduce(x[t.index], topology.complete(4), t))
+    quarter = x * np.float32(0.25)
+    expected = ((quarter[0] + quarter[1]) + quarter[2]) + quarter[3]
+    assert all(one.tobytes() == expected.tobytes() for one in found)
+
+
 def test_halves_are_rounded_once():
     x = [np.array([2048.0], "e"), np.array([1.0], "e"), np.array([1.0], "e")]
     out = np.empty(1, "e")
@@ -149,9 +158,9 @@ def test_halves_are_rounded_once():
 def test_out_may_be_what_is_given_or_a_view_of_it_or_lie_in_strides():
     def body(team):
         graph = topology.ring(2)
-        memory = np.arange(9.0) * (team.index + 1)
-        neighbor_allreduce(memory[:8], graph, team, out=memory[1:])
-        np.testing.assert_array_equal(memory, [0, *(1.5 * np.arange(8))])
+        memory = np.arange(100_001.0) * (team.index + 1)  # more than a block
+        neighbor_allreduce(memory[:-1], graph, team, out=memory[1:])
+        np.testing.assert_array_equal(memory[1:], 1.5 * np.arange(100_000))
         x = np.arange(6.0) * (team.index + 1)
         assert neighbor_allreduce(x, graph, team, out=x) is x
         np.testing.assert_array_equal(x, 1.5 * np.arange(6))
