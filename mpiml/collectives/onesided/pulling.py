@@ -113,8 +113,7 @@ class Copy:
     def write(self, kind: int, leaves: "list[np.ndarray[Any, Any]]", scale: float) -> None:
         """Send values for all arrays, to be added or assigned."""
         self._look()
-        body = b"".join([leaf.tobytes() for leaf in leaves])
-        self.route.link.write(kind, self.route.block, -1, 0, 0, body, scale)
+        self.route.write(kind, leaves, scale)
 
     # -- staleness -----------------------------------------------------------------------------
 

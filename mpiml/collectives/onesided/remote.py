@@ -1,5 +1,6 @@
 """The memory of other hosts, for one member: what serves its own, and its ways to theirs."""
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -11,6 +12,7 @@ from mpiml.collectives.onesided.links import Link
 from mpiml.collectives.onesided.memory import HostMemory, Spot
 from mpiml.collectives.onesided.serving import Serving
 from mpiml.collectives.onesided.windows import Reads, open_windows
+from mpiml.collectives.regions import Regions
 from mpiml.collectives.team import Team
 from mpiml.errors import ServiceGoneError
 
@@ -30,15 +32,22 @@ class Route:
         The member whose block it is.
     spot : Spot
         Where it lies.
+    regions : Regions
+        How its arrays lie there.
+    writers : int
+        How many writers its gate has.
     link : Link
         Sends additions and questions to its host.
     reads : Reads
         Reads the host's memory.
     """
 
-    def __init__(self, block: int, spot: Spot, writers: int, link: Link, reads: Reads) -> None:
+    def __init__(
+        self, block: int, spot: Spot, regions: Regions, writers: int, link: Link, reads: Reads
+    ) -> None:
         self.block = block
         self.spot = spot
+        self._regions = regions
         self.link = link
         self.reads = reads
         self.torn = 0  #: snapshots that others spoiled
@@ -63,6 +72,21 @@ class Route:
         """Copy several parts of the arrays, at once."""
         data = self.spot.data
         self.reads.read([(data + at, out) for at, out in parts], label)
+
+    def write(
+        self, kind: int, leaves: "Sequence[np.ndarray[Any, Any]]", scale: float = 1.0
+    ) -> None:
+        """Send values for all arrays, to be added or assigned (`ADD`, `ASSIGN`): one update."""
+        body = np.zeros(self._regions.nbytes, np.uint8)
+        for view, leaf in zip(self._regions.views(body), leaves, strict=True):
+            view[...] = leaf.reshape(view.shape)
+        self.link.write(kind, self.block, -1, 0, 0, body, scale)
+
+    def write_leaf(
+        self, kind: int, number: int, leaf: "np.ndarray[Any, Any]", scale: float = 1.0
+    ) -> None:
+        """Send values for one array: one update."""
+        self.link.write(kind, self.block, number, 0, leaf.size, leaf.tobytes(), scale)
 
     def snapshot(self, out: Any, label: Any, clear: bool = False) -> int:
         """Copy the arrays between two updates, after all that this member has added; the version.
@@ -130,7 +154,8 @@ class Remote:
             self._agent.add(link.turn)
         writers = team.hosts.count(team.hosts[member]) + 1
         reads = self._opened.reads(leader, link)
-        return Route(member, self._memory.spots[member], writers, link, reads)
+        spot, regions = self._memory.spots[member], self._memory.regions
+        return Route(member, spot, regions, writers, link, reads)
 
     def flush(self) -> None:
         """Wait until everything this member has sent is applied. Local."""

@@ -103,10 +103,7 @@ class Meeting:
             self._own.gate.leave(1)
         if block is None and counts[0]:
             route = self.route(self._to)
-            body = (
-                passed[0] if len(passed) == 1 else b"".join(array.tobytes() for array in passed)
-            )
-            route.link.write(ADD, route.block, -1, 0, 0, body, 1.0)
+            route.write(ADD, passed)
             self._sent = route.link
         self._to = None
         return counts

@@ -208,8 +208,7 @@ class RingModel(ClusterModel):
                 block.assign(leaves, "RingModel.assign")
             else:
                 route = self._meeting.route(cluster)
-                body = b"".join([leaf.tobytes() for leaf in leaves])
-                route.link.write(ASSIGN, route.block, -1, 0, 0, body, 1.0)
+                route.write(ASSIGN, leaves)
 
     # -- the ring ------------------------------------------------------------------------------
 

@@ -5,7 +5,6 @@ with the same atomic additions that the members of the host use. MPI's own accum
 do, since MPI does not promise that it is atomic to additions by the processor.
 """
 
-import itertools
 import time
 from typing import Any, Final
 
@@ -130,13 +129,9 @@ class Serving:
         if ask.leaf >= 0:
             own = leaves[ask.leaf][ask.first : ask.first + ask.count]
             return [(own, _values(body, own.dtype))]
-        sizes = [leaf.nbytes for leaf in leaves]
-        starts = itertools.accumulate(sizes, initial=0)
-        whole = memoryview(body)
+        views = self._memory.regions.views(body)
         return [
-            (own, _values(whole[at : at + own.nbytes], own.dtype))
-            for own, at in zip(leaves, starts, strict=False)
-            if own.nbytes
+            (own, view.reshape(-1)) for own, view in zip(leaves, views, strict=True) if own.size
         ]
 
     # -- answers -------------------------------------------------------------------------------

@@ -110,6 +110,7 @@ class Away:
         self.route.link.add_at(self.route.block, number, positions, values, scale)
 
     def _write(self, kind: int, number: int | None, leaves: _Arrays, scale: float) -> None:
-        body = b"".join([leaf.tobytes() for leaf in leaves])
-        leaf, count = (-1, 0) if number is None else (number, leaves[0].size)
-        self.route.link.write(kind, self.route.block, leaf, 0, count, body, scale)
+        if number is None:
+            self.route.write(kind, leaves, scale)
+        else:
+            self.route.write_leaf(kind, number, leaves[0], scale)

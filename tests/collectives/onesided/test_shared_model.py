@@ -12,7 +12,10 @@ from mpiml.errors import RankFailedError, ServiceGoneError, UsageError
 from tests.collectives.neighbors.crowd import places, played
 from tests.collectives.together import outcomes, together
 
-LIKE = {"w": np.zeros(101, "f4"), "t": np.zeros((7, 3)), "in": [np.zeros(())]}
+# in the order of its keys: "in" of 8 bytes, "o" of 20, "t" of 168, "w" of 404
+LIKE = {
+    "w": np.zeros(101, "f4"), "t": np.zeros((7, 3)), "in": [np.zeros(())], "o": np.zeros(5, "f4"),
+}  # fmt: skip
 ways = pytest.mark.parametrize("way", ["windows", "messages"])
 
 
@@ -36,7 +39,15 @@ def test_what_all_add_is_there(place, way, monkeypatch):
     def body(comm):
         with SharedModel(comm, LIKE) as model:
             n, me = model.size, model.index
-            model.add({"w": np.ones(101), "t": np.full((7, 3), me), "in": [np.float64(1)]}, scale=2)
+            model.add(
+                {
+                    "w": np.ones(101),
+                    "t": np.full((7, 3), me),
+                    "in": [np.float64(1)],
+                    "o": np.arange(5),
+                },
+                scale=2,
+            )
             model.add_at("w", [3, 3, -1], [1, 1, 1], scale=0.5)
             model.add_at("t", [me % 7], 1.0)
             model.add_at("t", ([0, 0], [1, 1]), [1, 2])
@@ -54,6 +65,7 @@ def test_what_all_add_is_there(place, way, monkeypatch):
             assert (model["w"] == w).all()
             assert (model["t"] == t).all()
             assert model["in"][0] == 3 * n
+            assert (model["o"] == 2 * n * np.arange(5)).all()
             tree, version = model.snapshot()
             assert version == model.version == n * (1 + 4 + 3)
             assert (tree["w"] == w).all()
@@ -116,7 +128,12 @@ def test_assign_and_pull(place, way, monkeypatch):
     def body(comm):
         with SharedModel(comm, LIKE) as model:
             if model.index == model.size - 1:
-                tree = {"w": np.arange(101), "t": np.arange(21).reshape(7, 3), "in": [np.float64(5)]}
+                tree = {
+                    "w": np.arange(101),
+                    "t": np.arange(21).reshape(7, 3),
+                    "in": [np.float64(5)],
+                    "o": np.ones(5),
+                }
                 model.assign(tree)
             model.barrier()
             assert (model["w"] == np.arange(101)).all()
@@ -276,7 +293,7 @@ CALLS = {
     "too many axes": (lambda m: m.add_at("w", ([0], [0]), [1]), "at most 1"),
     "another tree": (lambda m: m.add({"w": np.zeros(101)}), "expected a tree like"),
     "another shape": (
-        lambda m: m.add({"w": np.zeros(100), "t": np.zeros((7, 3)), "in": [np.float64(0)]}),
+        lambda m: m.add({"w": np.zeros(100), "t": np.zeros((7, 3)), "in": [np.float64(0)], "o": np.zeros(5)}),
         r"leaf \['w'\]",
     ),
     "no CSR": (lambda m: m.add_rows("w", np.zeros(3)), "expected a CSR block"),
@@ -424,7 +441,7 @@ def test_without_shared_memory(monkeypatch):
     monkeypatch.setattr(arena, "_room", lambda total: f"needs {total} bytes, has none")
 
     def body(comm):
-        with pytest.raises(SharedMemoryError, match="/dev/shm|needs"):
+        with pytest.raises(SharedMemoryError, match=r"/dev/shm|needs"):
             SharedModel(comm, np.zeros(1000))
         with SharedModel(comm, np.zeros(1000), fallback=True) as model:
             assert model.statistics()["hosts"] == comm.size
@@ -477,9 +494,13 @@ def test_a_member_that_raises_does_not_hold_the_others(monkeypatch):
     """What is left open when a block ends by an error is closed when the team is."""
 
     def body(comm):
-        with pytest.raises(KeyError), SharedModel(comm, np.zeros(10)) as model:
-            model.add(np.ones(10))
-            raise KeyError
+        def fails():
+            with SharedModel(comm, np.zeros(10)) as model:
+                model.add(np.ones(10))
+                raise KeyError
+
+        with pytest.raises(KeyError):
+            fails()
         with SharedModel(comm, np.zeros(10)) as model:
             model.add(np.ones(10))
 
