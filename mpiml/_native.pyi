@@ -1,8 +1,11 @@
 """Types of the compiled module; see mpiml/native/."""
 
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
+from numpy.typing import NDArray
 from typing_extensions import Buffer
+
+_Array: TypeAlias = Buffer | NDArray[Any]  # one has a type for its buffer from Python 3.12 on
 
 @final
 class Doorbell:
@@ -133,47 +136,47 @@ def copy(dst: Buffer, src: Buffer) -> None: ...
 def gang_bytes(size: int, box: int, segment: int, shared: int) -> int: ...
 def gate_bytes(size: int) -> int: ...
 def hogwild_add(
-    model: Buffer,
-    values: Buffer,
+    model: _Array,
+    values: _Array,
     scale: float = 1.0,
     how: str = "atomic",
-    lock: Buffer | None = None,
+    lock: _Array | None = None,
     gate: Gate | None = None,
     timeout_us: int = 10_000_000,
 ) -> None: ...
 def hogwild_add_at(
-    model: Buffer,
-    indices: Buffer,
-    values: Buffer,
+    model: _Array,
+    indices: _Array,
+    values: _Array,
     scale: float = 1.0,
     how: str = "atomic",
-    lock: Buffer | None = None,
+    lock: _Array | None = None,
     gate: Gate | None = None,
     timeout_us: int = 10_000_000,
 ) -> None: ...
 def hogwild_add_rows(
-    model: Buffer,
-    indptr: Buffer,
-    indices: Buffer,
-    values: Buffer,
-    coefficients: Buffer,
+    model: _Array,
+    indptr: _Array,
+    indices: _Array,
+    values: _Array,
+    coefficients: _Array,
     how: str = "atomic",
-    lock: Buffer | None = None,
+    lock: _Array | None = None,
     gate: Gate | None = None,
     timeout_us: int = 10_000_000,
 ) -> None: ...
 def hogwild_svm_rows(
-    model: Buffer,
-    indptr: Buffer,
-    indices: Buffer,
-    values: Buffer,
-    labels: Buffer,
-    degrees: Buffer,
+    model: _Array,
+    indptr: _Array,
+    indices: _Array,
+    values: _Array,
+    labels: _Array,
+    degrees: _Array,
     eta: float,
     mu: float,
-    order: Buffer | None = None,
+    order: _Array | None = None,
     how: str = "atomic",
-    lock: Buffer | None = None,
+    lock: _Array | None = None,
     gate: Gate | None = None,
     timeout_us: int = 10_000_000,
 ) -> tuple[int, float]: ...
@@ -197,19 +200,19 @@ def reduce(
     stream: bool = False,
 ) -> None: ...
 def ring_prepare(
-    own: Buffer,
-    snapshot: Buffer,
-    following_copy: Buffer,
+    own: _Array,
+    snapshot: _Array,
+    following_copy: _Array,
     step: float,
     beta: float,
     lam: float,
     tolerance: float,
-    out_delta: Buffer,
+    out_delta: _Array,
 ) -> tuple[int, int]: ...
 def ring_sync(
-    own: Buffer,
-    snapshot: Buffer,
-    following: Buffer,
+    own: _Array,
+    snapshot: _Array,
+    following: _Array,
     step: float,
     beta: float,
     lam: float,

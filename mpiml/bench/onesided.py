@@ -47,8 +47,8 @@ def measure(options: Options, ranks: Ranks) -> tuple[list[Row], list[str]]:
     notes: list[str] = []
     for part in (_alone, _single, _racing, _scaling):
         rows += part(n, quick, ranks)
-    for part in (_pretended, _hosts):
-        more, said = part(quick, ranks)
+    for away in (_pretended, _hosts):
+        more, said = away(quick, ranks)
         rows, notes = rows + more, notes + said
     notes.append(
         "components: float32; rows: sparse updates given as CSR blocks of "
@@ -98,8 +98,9 @@ def _single(n: int, quick: bool, ranks: Ranks) -> _Rows:
 
 
 def _racing(n: int, quick: bool, ranks: Ranks) -> _Rows:
+    cases = dict(list(CASES.items())[: 1 if quick else None])
     plan = {
-        "cases": dict(list(CASES.items())[: 1 if quick else None]),
+        "cases": cases,
         "ways": WAYS,
         "rounds": 2 if quick else 9,
         "calls": 2 if quick else 10,
@@ -107,7 +108,7 @@ def _racing(n: int, quick: bool, ranks: Ranks) -> _Rows:
     one = ranks.scenario("onesided_inside:racing", 1, plan)
     all_ = ranks.scenario("onesided_inside:racing", n, plan)
     rows: _Rows = []
-    for name in plan["cases"]:
+    for name in cases:
         for way in WAYS:
             alone, together = summarize(one[name][way]), summarize(all_[name][way])
             what = f"{name}: {way}" if way == WAYS[0] else f"  {way}"

@@ -82,7 +82,7 @@ class _Raw:
         ]
         for window in self.windows:
             window.Lock_all(MPI.MODE_NOCHECK)
-        self.memory = np.frombuffer(self.windows[0].tomemory(), np.float32)
+        self.memory = np.asarray(self.windows[0]).view(np.float32)
         self.memory[:] = 0
         comm.Barrier()
         self.sum = MPI.SUM

@@ -5,6 +5,8 @@ training makes them. Ranks race between two barriers, for a fixed time of work; 
 one's end counts.
 """
 
+from collections.abc import Callable
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -17,6 +19,7 @@ from mpiml.datasets import CSR
 __all__ = ["alone", "racing", "scaling", "single"]
 
 _Plan = dict[str, Any]
+_Four = tuple[Any, Any, Any, Any]
 ROWS = 512  # of a block
 
 
@@ -36,6 +39,7 @@ def rows_of(columns: int, nonzeros: int, skew: float, seed: int) -> CSR:
     """
     rng = np.random.default_rng(seed)
     shape = (ROWS, nonzeros)
+    indices: Any
     if skew == 0:
         indices = rng.integers(0, columns, shape)
     else:
@@ -43,7 +47,7 @@ def rows_of(columns: int, nonzeros: int, skew: float, seed: int) -> CSR:
         indices = np.searchsorted(np.cumsum(share) / share.sum(), rng.random(shape))
         indices = np.minimum(indices, columns - 1)
     indices = np.sort(indices, axis=1).astype(np.int32)
-    indptr = np.arange(0, indices.size + 1, nonzeros)
+    indptr: Any = np.arange(0, indices.size + 1, nonzeros)
     values = np.full(indices.size, 0.5, np.float32)
     labels = np.ones(ROWS, np.float32)
     return CSR(indptr, indices.reshape(-1), values, labels, (ROWS, columns))
@@ -66,10 +70,10 @@ def alone(comm: Any, plan: _Plan) -> dict[str, Any]:
     for name, (columns, nonzeros) in plan["models"].items():
         rows = rows_of(columns, nonzeros, 0.0, 1)
         with SharedModel(comm, np.zeros(columns, np.float32)) as model:
-            arrays = (rows.indptr, rows.indices, rows.values, np.ones(ROWS, np.float32))
-            ways = {
-                "model": lambda: model.add_rows(None, rows),
-                "racy": lambda: hogwild_add_rows(model.raw, *arrays, "racy"),
+            arrays: _Four = (rows.indptr, rows.indices, rows.values, np.ones(ROWS, np.float32))
+            ways: dict[str, Callable[[], None]] = {
+                "model": partial(model.add_rows, None, rows),
+                "racy": partial(hogwild_add_rows, model.raw, *arrays, "racy"),
             }
             took: dict[str, list[float]] = {way: [] for way in ways}
             for _ in range(plan["rounds"]):
@@ -90,16 +94,14 @@ def racing(comm: Any, plan: _Plan) -> dict[str, Any]:
         rows = rows_of(columns, nonzeros, skew, 1 + comm.rank)
         like = {"w": np.zeros(columns, np.float32), "lock": np.zeros(32)}
         with SharedModel(comm, like) as model:
-            arrays = (rows.indptr, rows.indices, rows.values, np.ones(ROWS, np.float32))
+            arrays: _Four = (rows.indptr, rows.indices, rows.values, np.ones(ROWS, np.float32))
             lock = memoryview(model.raw["lock"]).cast("B")[:4]
             ways: dict[str, list[float]] = {how: [] for how in plan["ways"]}
             for _ in range(plan["rounds"]):
                 for how, took in ways.items():
                     held = lock if how in ("spinlock", "mutex") else None
 
-                    def run(how: str = how, held: Any = held) -> None:
-                        hogwild_add_rows(model.raw["w"], *arrays, how, held)
-
+                    run = partial(hogwild_add_rows, model.raw["w"], *arrays, how, held)
                     took.append(_seconds(comm, run, plan["calls"]) / (plan["calls"] * ROWS))
             found[name] = ways
     return found

@@ -50,7 +50,7 @@ class Ask(NamedTuple):
     block: int  #: the member whose block it is
     number: int  #: of an answer that is expected; else 0
     first: int
-    count: int  #: of elements, or of bytes
+    count: int  # type: ignore[assignment]  # of elements, or of bytes
     scale: float
 
     def pack(self) -> bytes:

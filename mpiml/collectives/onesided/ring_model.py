@@ -148,7 +148,7 @@ class RingModel(ClusterModel):
             words = memory.beside(memory.team.local[0], nbytes + WORDS)[nbytes:]
             channel = mail_of(team).open("the token of a RingModel")
             members = [member for found in clusters for member in found]
-            carrier = Carrier(self.rule, members, own, channel, words, remote is not None)
+            carrier = Carrier(self.rule, members, memory.team, channel, words)
             ring = RingMember(self.rule, members.index(own), carrier, meeting, agent_of(team))
         super().__init__(memory, layout, meeting, ring)
         self._name = name
@@ -184,7 +184,7 @@ class RingModel(ClusterModel):
         if block is not None:
             version = block.snapshot(out, label)
         else:
-            version = self._meeting.route(cluster).snapshot(memoryview(out), label)
+            version = self._meeting.route(cluster).snapshot(out.data, label)
         return unflatten(self._layout.treedef, self._layout.regions.views(out)), version
 
     # -- writing -------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ class Here:
         """Copy a leaf, or the whole block, as it is."""
         data = self.block.data
         if number is not None:
-            data = memoryview(self.block.leaves[number]).cast("B")
+            data = self.block.leaves[number].data.cast("B")
         out[:] = data
 
     def snapshot(self, out: Any, label: Any, clear: bool = False) -> int:

@@ -170,13 +170,13 @@ class Window:
         regions = self._layout.regions
         if name is None and None not in self._layout.places:
             out = np.empty(regions.nbytes, np.uint8)
-            target.get(None, memoryview(out), "Window.get")
+            target.get(None, out.data, "Window.get")
             return unflatten(self._layout.treedef, regions.views(out))
         number = self._layout.number(name, "Window.get")
         like = self._own.views[number]
         array = np.empty(like.shape, like.dtype)
         if array.size:
-            target.get(number, memoryview(array.reshape(-1)).cast("B"), "Window.get")
+            target.get(number, array.reshape(-1).data.cast("B"), "Window.get")
         return array
 
     def read(self, member: int) -> tuple[Any, int]:
@@ -318,7 +318,7 @@ class Window:
 
     def _snapshot(self, member: int, label: str, clear: bool) -> tuple[Any, int]:
         out = np.empty(self._layout.regions.nbytes, np.uint8)
-        version = self._targets[member].snapshot(memoryview(out), label, clear)
+        version = self._targets[member].snapshot(out.data, label, clear)
         return unflatten(self._layout.treedef, self._layout.regions.views(out)), version
 
     def _meet(self, call: str) -> None:

@@ -240,7 +240,7 @@ def _reads(window: Any, out: "np.ndarray[Any, Any]", target: int) -> bool:
     from mpi4py import MPI
 
     requests = []
-    whole = memoryview(out).cast("B")
+    whole = out.data.cast("B")
     for at in range(0, len(whole), _PIECE):
         piece = whole[at : at + _PIECE]
         count = len(piece)

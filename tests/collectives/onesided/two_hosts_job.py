@@ -70,9 +70,6 @@ def neighbours():
     assert (x == 1.5).all()
 
 
-import faulthandler
-
-faulthandler.dump_traceback_later(25)
 way = shared_model()
 window()
 # ring_model()
