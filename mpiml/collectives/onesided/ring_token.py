@@ -3,21 +3,28 @@
 It is a message, so there is one, wherever the members live: threads of a process hand it over
 in memory, others send it by MPI. Beside it, words in the memory of each host say where it is
 as far as the host knows, so that a member of the same host looks for the message only when it
-is under way to it: a load from memory, not a call of MPI.
+is under way to it: a load from memory, not a call of MPI. Where a process has died that had
+the token, the next member of its host makes it anew; a token that is lost with a host, is lost:
+the clusters go on without meeting.
 """
 
 import struct
+import time
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from mpiml.collectives.mail import Channel, Sending
 from mpiml.collectives.onesided.ring_rule import RingRule
+from mpiml.collectives.team import PlainHooks, Team
+from mpiml.errors import RankFailedError
 
 __all__ = ["WORDS", "Carrier", "Token"]
 
 WORDS: Final = 64  #: bytes of the words in a host's memory
 _HEAD: Final = struct.Struct("<qii")
 _OFTEN: Final = 8  # looks, one of which asks MPI, where other hosts may have sent the token
+_RARELY: Final = 256  # looks, one of which minds how long the token has been where it is
+_STILL: Final = 2.0  # s there, after which one looks whether its holder is dead
 
 
 class Token(NamedTuple):
@@ -52,32 +59,30 @@ class Carrier:
         The ring.
     members : sequence of int
         The numbers in the team, by those in the ring.
-    own : int
-        This member's number in the team.
+    team : Team
+        As this member sees it: that of the host's memory.
     channel : Channel
         For the token alone.
     words : memoryview
         `WORDS` bytes of the host's memory, zero at first.
-    apart : bool
-        Whether there are other hosts.
     """
 
     def __init__(
         self,
         rule: RingRule,
         members: Sequence[int],
-        own: int,
+        team: Team,
         channel: Channel,
         words: memoryview,
-        apart: bool,
     ) -> None:
         self._rule = rule
-        self._turn = rule.token(members.index(own))
+        self._turn = rule.token(members.index(team.index))
         self._members = members
+        self._team = team
         self._channel = channel
         self._words = words.cast("q")  # turn + 1, hops, last turn + 1; its holder writes them
-        self._apart = apart
         self._looks = 0
+        self._hops, self._since = -1, 0.0  # what the words said, and since when
         self._known = (0, rule.size - 1)  # hops and the last turn, as other hosts have said
         self._sendings: list[Sending] = []
 
@@ -97,18 +102,54 @@ class Carrier:
         eager : bool
             Whether to ask MPI in any case.
         """
-        if self._words[0] != self._turn + 1 and not eager:
-            if not self._apart:
-                return None
-            self._looks += 1
-            if self._looks % _OFTEN:
-                return None
+        self._looks += 1
+        if not self._looks % _RARELY and (token := self._anew()) is not None:
+            return token
+        asks = eager or (self._team.several_hosts and not self._looks % _OFTEN)
+        if self._words[0] != self._turn + 1 and not asks:
+            return None
         parcel = self._channel.poll()
         if parcel is None:
             return None
         token = Token.unpack(parcel.head)
         self.note(self._turn, token)
         return token
+
+    def _anew(self) -> Token | None:
+        """Return the token if who has it is dead, and this member is the next of the host.
+
+        A token that is with a member of this host, is there as the words say.
+        """
+        turn, hops, now = self._words[0] - 1, self._words[1], time.monotonic()
+        if hops != self._hops:
+            self._hops, self._since = hops, now
+        if turn < 0 or now - self._since < _STILL:
+            return None
+        self._since = now
+        absent = set()
+        while turn != self._turn:
+            member = self._rule.member(turn)
+            if self._members[member] in self._team.local or not absent:
+                if not self._dead(self._members[member]):
+                    return None
+                absent.add(member)
+            turn = (turn + 1) % self._rule.size
+        if not absent:
+            return None
+        token = Token(hops + 1, self._words[2] - 1, 0, frozenset(absent))
+        self.note(turn, token)
+        return token
+
+    def _dead(self, member: int) -> bool:
+        """Tell whether the process of a member of this host is gone. A program ends with it."""
+        hooks = self._team.hooks
+        if member not in self._team.local or not isinstance(hooks, PlainHooks):
+            return False
+        try:
+            hooks.waiting(1.0, (member,), "RingModel: a turn in the ring")
+        except RankFailedError:
+            return True
+        return False
 
     def give(self, turn: int, token: Token) -> None:
         """Send the token to whose turn comes next."""
