@@ -159,7 +159,7 @@ FLOORS = {
             "mpiml.collectives.onesided.shared_model",
             "mpiml.collectives.onesided.window",
         ],
-        ["mpiml.collectives.onesided.ring_cluster"],
+        ["mpiml.collectives.onesided.ring_cluster", "mpiml.collectives.onesided.svm"],
         ["mpiml.collectives.onesided.ring_model"],
         ["mpiml.collectives.hosts.lanes", "mpiml.collectives.in_host"],
         ["mpiml.collectives.hosts.rounds"],

@@ -22,6 +22,7 @@ __all__ = ["Block", "HostMemory", "Spot", "host_memory"]
 
 _SLICE_US = 50_000  # how long to wait at a gate before looking around
 _BOX = 128  # bytes of a mailbox of the arena, which only keeps the memory here
+_LOCK = 128  # bytes before the arrays, for those who update under a lock: a line of its own
 
 
 class Spot(NamedTuple):
@@ -68,6 +69,7 @@ class Block:
         self._team = team
         self.data = whole[spot.data : spot.data + spot.nbytes]  #: all arrays, as bytes
         self.gate = Gate(whole[spot.gate : spot.gate + spot.gate_nbytes], writer, writers)
+        self.lock = whole[spot.data - _LOCK : spot.data]  #: of the kernels' ways with one
         self.views = regions.views(self.data)
         self.leaves = [view.reshape(-1) for view in self.views]  #: each as one axis
         twins = [] if twin is None else regions.views(twin)
@@ -254,7 +256,7 @@ def host_memory(
     for host, group, text in zip(used.hosts, groups, said, strict=True):
         at = firsts.setdefault((host, group), int.from_bytes(text, "little"))
         gate = _gate_nbytes(used.hosts.count(host))
-        spots.append(Spot(at, gate, at + gate, regions.nbytes))
+        spots.append(Spot(at, gate, at + gate + _LOCK, regions.nbytes))
     return HostMemory(used, arena, regions, spots, twins)
 
 
@@ -263,7 +265,7 @@ def _segment(team: Team, groups: Sequence[int], nbytes: int) -> int:
     sizes: dict[int, int] = {}
     for member in team.local:
         sizes[groups[member]] = sizes.get(groups[member], 0) + 1
-    total = _gate_nbytes(len(team.local)) + nbytes
+    total = _gate_nbytes(len(team.local)) + _LOCK + nbytes
     return max(-(-total // size) for size in sizes.values())
 
 

@@ -169,7 +169,7 @@ class SharedModel:
         self._open("snapshot")
         out = np.empty(self._layout.regions.nbytes, np.uint8)
         if self._copy is not None:
-            version = self._copy.route.snapshot(memoryview(out), "SharedModel.snapshot")
+            version = self._copy.route.snapshot(out.data, "SharedModel.snapshot")
         else:
             version = self._block.snapshot(out, "SharedModel.snapshot")
         return unflatten(self._layout.treedef, self._layout.regions.views(out)), version
@@ -340,6 +340,18 @@ class SharedModel:
         self._closed = True
         if self._remote is not None:
             self._remote.close()
+
+    def _direct(self, call: str) -> tuple[Adder, None]:
+        """Return what a kernel of this package updates by itself; where not at home, refuse."""
+        self._open(call)
+        if self._copy is not None:
+            raise UsageError(
+                f"{call}: expected a model in the memory of this host, got a SharedModel whose "
+                f"home is that of {self._team.names[0]}: this step multiplies, which cannot "
+                "be sent as an addition. Use RingModel, where each host has a model of its own, "
+                "or SharedModel.add_rows."
+            )
+        return self._adder, None
 
     def _open(self, call: str) -> None:
         if self._closed:
