@@ -15,6 +15,7 @@ __all__ = [
     "ASSIGN",
     "FAILED",
     "LOOK",
+    "LOOKS",
     "MARK",
     "READ",
     "ROWS",
@@ -34,7 +35,9 @@ SNAPSHOT: Final = 4  #: the arrays of a block, between two updates; `first`: 1 c
 READ: Final = 5  #: `count` bytes of the host's memory from `first` on
 MARK: Final = 6  #: the version of a block
 FAILED: Final = 7  #: an answer: body: why
-LOOK: Final = 8  #: nothing is asked; whoever serves the memory looks more often for a while
+LOOK: Final = 8  #: nothing is asked; whoever serves the memory looks all the time, for `LOOKS`
+
+LOOKS: Final = 5e-3  #: s
 
 _ASK: Final = struct.Struct("<BBHiIIqqd")
 _SAID: Final = struct.Struct("<BBHIqqq")

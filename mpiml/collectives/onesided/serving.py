@@ -18,6 +18,7 @@ from mpiml.collectives.onesided.records import (
     ASSIGN,
     FAILED,
     LOOK,
+    LOOKS,
     READ,
     ROWS,
     SNAPSHOT,
@@ -30,7 +31,6 @@ __all__ = ["Serving"]
 
 _TURN: Final = 64  # requests in a row before acknowledgements go out
 _GATE_US: Final = 10_000_000  # how long a gate may stay closed: whoever holds it is dead
-_LOOKS: Final = 1e-3  # s, that one goes on looking when somebody reads
 _CHANGES: Final = (ADD, ROWS, ASSIGN)
 
 
@@ -75,7 +75,7 @@ class Serving:
                 news.add(parcel.source)
                 self._change(ask, parcel)
             elif ask.kind == LOOK:
-                self._until = time.monotonic() + _LOOKS
+                self._until = time.monotonic() + LOOKS
             else:
                 self._answer(ask, parcel.source)
         for member in news:

@@ -20,6 +20,7 @@ import numpy as np
 from mpiml.collectives.messages import complete, keep, rest
 from mpiml.collectives.onesided.links import Link
 from mpiml.collectives.onesided.memory import HostMemory
+from mpiml.collectives.onesided.records import LOOKS
 from mpiml.collectives.team import Team
 from mpiml.config import Config
 
@@ -27,8 +28,8 @@ __all__ = ["SIZES", "ByMessages", "ByWindow", "Opened", "Reads", "open_windows"]
 
 SIZES: Final = (1, 1_000, 10_000, 1_000_000)  #: elements of the self-test
 _PIECE: Final = 1 << 20  # bytes of a transfer
-_QUICK: Final = 30  # tests of a request, after which it needs the other process's help
-_AGAIN: Final = 4e-4  # s between two such calls for help
+_QUICK: Final = 50  # tests of a request before the core is given away between two
+_LATE: Final = 1.5e-4  # s, after which a read seems to need the help of the other process
 _SLOW: Final = 20.0  # s, after which a read of the self-test has failed
 _KEY: Final = "windows work"
 
@@ -70,38 +71,42 @@ class ByWindow:
     def __init__(self, window: Any, team: Team, rank: int, link: Link) -> None:
         from mpi4py import MPI
 
-        self._link = link
-        self._late = 0.0  # when a read came late, and the process was told
-
         self._window = window
         self._team = team
         self._rank = rank
+        self._link = link
         self._byte = MPI.BYTE
+        self._helped = 0.0  # when the process was last told to look
 
     def read(self, parts: Sequence[tuple[int, Any]], label: Any) -> None:
         """Copy parts of the memory; raises what ends waits of the team."""
         window, rank, byte = self._window, self._rank, self._byte
-        if len(parts) == 1 and len(parts[0][1]) <= _PIECE:
-            first, out = parts[0]
-            count = len(out)
-            request = window.Rget((out, count, byte), rank, (first, count, byte))
-            for _ in range(_QUICK):
-                if request.Test():
-                    return
-            self._tell()
-            complete(request, self._team.waiting(label))
-            return
+        if self._helped:
+            self._renew()
         requests = []
         for first, out in parts:
             for at in range(0, len(out), _PIECE):
-                piece = out[at : at + _PIECE]
+                piece = out[at : at + _PIECE] if len(out) > _PIECE else out
                 count = len(piece)
                 requests.append(
                     window.Rget((piece, count, byte), rank, (first + at, count, byte))
                 )
-        self._tell()
+        for _ in range(_QUICK):
+            while requests and requests[-1].Test():
+                requests.pop()
+            if not requests:
+                return
+        self._finish(requests, parts, label)
+
+    def _finish(self, requests: list[Any], parts: Any, label: Any) -> None:
+        begun = time.monotonic()
         waiting = self._team.waiting(label)
         try:
+            while not requests[-1].Test():
+                rest(0.0)
+                if time.monotonic() - begun > _LATE:
+                    self._tell()
+                    break
             for request in requests:
                 complete(request, waiting)
         except BaseException:
@@ -110,9 +115,17 @@ class ByWindow:
 
     def _tell(self) -> None:
         now = time.monotonic()
-        if now - self._late > _AGAIN:
-            self._late = now
+        if now - self._helped > LOOKS / 2:
+            self._helped = now
             self._link.look()
+
+    def _renew(self) -> None:
+        """Tell the process again, if reads have needed its help a short time ago."""
+        ago = time.monotonic() - self._helped
+        if ago > 4 * LOOKS:
+            self._helped = 0.0  # perhaps they need none any more
+        elif ago > LOOKS / 2:
+            self._tell()
 
 
 class Opened:
