@@ -180,7 +180,7 @@ def test_members_that_share_no_column_do_what_each_would_alone(place, monkeypatc
 @pytest.mark.parametrize("how", ["atomic", "spinlock", "mutex"])
 def test_a_race_for_the_same_columns_loses_nothing(place, how, monkeypatch):
     """All rows stay within the margin, and powers of two add up exactly."""
-    n, epochs = 10_000, 4  # in calls that release the GIL
+    n, epochs = 10_000, 40  # in calls that release the GIL
     rows = CSR(
         np.arange(0, 4 * n + 1, 4), np.tile(np.arange(4, dtype=np.int32), n),
         np.full(4 * n, 2.0**-20), np.ones(n), (n, 4),
