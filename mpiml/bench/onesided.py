@@ -20,19 +20,32 @@ from mpiml.bench.onesided_inside import ROWS
 from mpiml.bench.spawn import BenchError, Options, Ranks
 from mpiml.bench.two_hosts import TwoHosts
 
-__all__ = ["measure"]
+__all__ = [
+    "CASES",
+    "MIB",
+    "MODELS",
+    "NONZEROS",
+    "WAYS",
+    "alone_rows",
+    "apart_rows",
+    "measure",
+    "racing_rows",
+]
 
 _Found = dict[str, list[float]]
 _Rows = list[Row]
 MIB = 1 << 20
 WAYS = ("atomic", "racy", "spinlock", "mutex")
-#: Case -> columns, nonzeros of a row, exponent of Zipf's law.
+#: Model -> what it is called, its columns.
+MODELS = {"rcv1": ("47,236 columns", 47_236), "64MiB": ("64 MiB", 16 * MIB)}
+NONZEROS = 75  # of a row, as RCV1 has on average
+#: Case -> what it is called, columns, nonzeros of a row, exponent of Zipf's law.
 CASES = {
-    "RCV1's shape, Zipf 1.1": (47_236, 75, 1.1),
-    "RCV1's shape, uniform": (47_236, 75, 0.0),
-    "1000 columns, uniform": (1000, 75, 0.0),
-    "64 MiB, uniform": (16 * MIB, 75, 0.0),
-    "RCV1's shape, 5 nonzeros, Zipf": (47_236, 5, 1.1),
+    "rcv1_zipf": ("RCV1's shape, Zipf 1.1", 47_236, NONZEROS, 1.1),
+    "rcv1": ("RCV1's shape, uniform", 47_236, NONZEROS, 0.0),
+    "1000": ("1000 columns, uniform", 1000, NONZEROS, 0.0),
+    "64MiB": ("64 MiB, uniform", 16 * MIB, NONZEROS, 0.0),
+    "rcv1_zipf_5": ("RCV1's columns, 5 nonzeros, Zipf 1.1", 47_236, 5, 1.1),
 }
 
 
@@ -61,23 +74,29 @@ def measure(options: Options, ranks: Ranks) -> tuple[list[Row], list[str]]:
 
 
 def _alone(n: int, quick: bool, ranks: Ranks) -> _Rows:
-    models = {"47,236 columns": (47_236, 75), "64 MiB": (16 * MIB, 75)}
-    plan = {"models": models, "rounds": 2 if quick else 15, "calls": 2 if quick else 20}
+    plan = {
+        "models": {key: (columns, NONZEROS) for key, (_, columns) in MODELS.items()},
+        "rounds": 2 if quick else 15,
+        "calls": 2 if quick else 20,
+    }
     found = ranks.scenario("onesided_inside:alone", 1, plan)
-    rows: _Rows = []
-    for name, took in found.items():
-        goals: tuple[Goal | None, Goal | None] = (None, None)
-        if "columns" in name:
-            goals = at_least(100, "M/s"), ratio_at_most(6)
-        rows += [
-            _rate(f"alone_{name}", f"{name}, 75 a row: components added", took["model"], goals[0]),
-            _rate(f"racy_{name}", "  without atomics", took["racy"]),
-            sampled(
-                f"alone_ratio_{name}", "  a component, x raw: the loop without atomics", "ns",
-                took["model"], took["racy"], goals[1],
-            ),
-        ]  # fmt: skip
-    return rows
+    return [row for key in MODELS for row in alone_rows(key, found[key])]
+
+
+def alone_rows(key: str, took: _Found) -> _Rows:
+    """Return the rows of one rank alone, of seconds for a component. Local: a pure function."""
+    goals: tuple[Goal | None, Goal | None] = (None, None)
+    if key == "rcv1":
+        goals = at_least(100, "M/s"), ratio_at_most(6)
+    title = f"{MODELS[key][0]}, {NONZEROS} a row: components added"
+    return [
+        _rate(f"alone_{key}", title, took["model"], goals[0]),
+        _rate(f"alone_{key}_racy", "  without atomics", took["racy"]),
+        sampled(
+            f"alone_{key}_cost", "  a component; x raw: without atomics", "ns", took["model"],
+            took["racy"], goals[1],
+        ),
+    ]  # fmt: skip
 
 
 def _rate(key: str, what: str, took: list[float], goal: Goal | None = None) -> Row:
@@ -98,34 +117,39 @@ def _single(n: int, quick: bool, ranks: Ranks) -> _Rows:
 
 
 def _racing(n: int, quick: bool, ranks: Ranks) -> _Rows:
-    cases = dict(list(CASES.items())[: 1 if quick else None])
+    keys = list(CASES)[: 1 if quick else None]
     plan = {
-        "cases": cases,
+        "cases": {key: CASES[key][1:] for key in keys},
         "ways": WAYS,
         "rounds": 2 if quick else 9,
         "calls": 2 if quick else 10,
     }
     one = ranks.scenario("onesided_inside:racing", 1, plan)
     all_ = ranks.scenario("onesided_inside:racing", n, plan)
+    return [row for key in keys for row in racing_rows(key, n, one[key], all_[key])]
+
+
+def racing_rows(key: str, n: int, one: _Found, all_: _Found) -> _Rows:
+    """Return the rows of one case, of seconds for an update. Local: a pure function."""
     rows: _Rows = []
-    for name in cases:
-        for way in WAYS:
-            alone, together = summarize(one[name][way]), summarize(all_[name][way])
-            what = f"{name}: {way}" if way == WAYS[0] else f"  {way}"
-            key = f"racing_{name}_{way}"
-            rows.append(
-                figure(
-                    key, f"{what}, updates by {n} ranks", "M/s", n / together.median, together.n
-                )
-            )
-            grown = n * alone.median / together.median
-            rows.append(figure(f"{key}_grown", f"    {n} ranks / 1", "x", grown, together.n))
+    for way in WAYS:
+        together = summarize(all_[way])
+        title = f"{CASES[key][0]}: {way}" if way == WAYS[0] else f"  {way}"
+        name = f"racing_{key}_{way}"
+        rows.append(_updates(name, f"{title}, updates by {n} ranks", n, all_[way]))
+        grown = n * summarize(one[way]).median / together.median
+        rows.append(figure(f"{name}_grown", f"    {n} ranks / 1", "x", grown, together.n))
     return rows
+
+
+def _updates(key: str, what: str, n: int, took: list[float]) -> Row:
+    found = summarize(took)
+    return figure(key, what, "M/s", n / found.median, found.n)
 
 
 def _scaling(n: int, quick: bool, ranks: Ranks) -> _Rows:
     plan = {
-        "columns": MIB if quick else 16 * MIB, "nonzeros": 75, "ring_columns": 47_236,
+        "columns": MIB if quick else 16 * MIB, "nonzeros": NONZEROS, "ring_columns": 47_236,
         "ring_skew": 1.1, "rounds": 2 if quick else 15, "calls": 2 if quick else 10,
     }  # fmt: skip
     one = ranks.scenario("onesided_inside:scaling", 1, plan)
@@ -137,14 +161,12 @@ def _scaling(n: int, quick: bool, ranks: Ranks) -> _Rows:
     }
     rows: _Rows = []
     for key, title in titles.items():
-        alone, together = summarize(one[key]), summarize(all_[key])
+        grown = n * summarize(one[key]).median / summarize(all_[key]).median
+        count = len(all_[key])
         rows += [
-            figure(key, f"{title}: updates by {n} ranks", "M/s", n / together.median, together.n),
-            figure(
-                f"{key}_grown", f"    {n} ranks / 1", "x", n * alone.median / together.median,
-                together.n, goal,
-            ),
-        ]  # fmt: skip
+            _updates(key, f"{title}: updates by {n} ranks", n, all_[key]),
+            figure(f"{key}_grown", f"    {n} ranks / 1", "x", grown, count, goal),
+        ]
     return rows
 
 
@@ -160,7 +182,7 @@ def _pretended(quick: bool, ranks: Ranks) -> tuple[_Rows, list[str]]:
     found = ranks.scenario(
         "onesided_apart:apart", 2, _plan(quick), environ={"MPIML_HOST_SIZE": "1"}
     )
-    return apart_rows("pretended", found), [
+    return apart_rows("pretended", "pretended hosts", found), [
         "pretended hosts: two ranks of this machine that take each other for other hosts, so MPI "
         f"moves data through memory; read by {found['way']}."
     ]
@@ -178,16 +200,15 @@ def _hosts(quick: bool, ranks: Ranks) -> tuple[_Rows, list[str]]:
             return [], [f"two hosts: not measured, MPI's windows do not run on them: {why}"]
     if found["hosts"] != 2:
         return [], [f"two hosts: not measured, MPI sees {found['hosts']}"]
-    return apart_rows("2 hosts", found), [
+    return apart_rows("hosts", "2 hosts", found), [
         "2 hosts: network namespaces joined by veth, 2 ranks each, all on this machine; read by "
         f"{found['way']}."
     ]
 
 
-def apart_rows(where: str, found: dict[str, Any]) -> _Rows:
+def apart_rows(key: str, where: str, found: dict[str, Any]) -> _Rows:
     """Return the rows of memory on another host. Local: a pure function."""
     took: _Found = found["took"]
-    key = where.replace(" ", "_")
     accumulate, get, big = (
         _best(took, name) for name in ("accumulate", "get", "get_1MiB")
     )  # fmt: skip

@@ -16,7 +16,7 @@ from mpiml._native import hogwild_add_rows
 from mpiml.collectives import SharedModel
 from mpiml.datasets import CSR
 
-__all__ = ["alone", "racing", "scaling", "single"]
+__all__ = ["ROWS", "alone", "racing", "rows_of", "scaling", "single"]
 
 _Plan = dict[str, Any]
 _Four = tuple[Any, Any, Any, Any]

@@ -19,6 +19,12 @@ from mpiml.starter import members
 BUSY = ("", "_mean", "_p99", "_called", "_quiet", "_body")
 SUMS = ("mpi", "mpi_in_place", "mpi_new", "bucket", "shared", "outside", "new")
 SIZES = ("8B", "1KiB", "4KiB", "64KiB", "1MiB", "16MiB", "64MiB")
+APART = (
+    *("accumulate", "accumulate_given", "push", "push_flush", "window_flush", "put", "get"),
+    *("get_given", "pull", "snapshot", "get_1MiB", "get_1MiB_given", "pull_1MiB"),
+    *("snapshot_1MiB", "accumulate_1MiB", "push_1MiB"),
+)
+RACES = ("atomic", "racy", "spinlock", "mutex")
 WAYS = ("memcpy", "raw_result", "lent", "kept", "raw_push", "push", "push_futures")
 ROWS = {
     "rpc": {
@@ -35,6 +41,17 @@ ROWS = {
         *("halves_float32", "halves_float16", "halves_bfloat16"),
         *("apart_sgd", "fused_sgd", "apart_adam", "fused_adam", "memory_own", "memory_shared"),
     },
+    "onesided": {
+        *(
+            f"alone_{model}{end}"
+            for model in ("rcv1", "64MiB")
+            for end in ("", "_racy", "_cost")
+        ),
+        *(f"in_{way}" for way in ("accumulate", "add_at", "get", "read", "snapshot")),
+        *(f"racing_rcv1_zipf_{way}{end}" for way in RACES for end in ("", "_grown")),
+        *("shared", "shared_grown", "ring", "ring_grown"),
+        *(f"pretended_{way}" for way in APART),
+    },
     "startup": {
         *("import_numpy", "import_mpiml", "import_names"),
         *("memory_plain", "memory", "memory_max", "memory_private"),
@@ -42,12 +59,16 @@ ROWS = {
     },
     "idle": {"raw", "service", "caller", "answer", "answer_max"},
 }
-#: Of allreduce, where this machine can be two hosts.
+#: Where this machine can be two hosts; and the goals among them.
 HOSTS = {
-    f"hosts_1MiB_{way}{end}"
-    for way in ("mpi", "mpi_in_place", "leaders", "bucket") for end in ("", "_link")
+    "allreduce": {
+        f"hosts_1MiB_{way}{end}"
+        for way in ("mpi", "mpi_in_place", "leaders", "bucket") for end in ("", "_link")
+    },
+    "onesided": {f"hosts_{way}" for way in APART},
 }  # fmt: skip
-GOALS = {"allreduce": 29, "rpc": 16, "arrays": 4, "startup": 4, "idle": 3}
+HOST_GOALS = {"allreduce": 1, "onesided": 4}
+GOALS = {"allreduce": 29, "rpc": 16, "arrays": 4, "onesided": 8, "startup": 4, "idle": 3}
 
 
 def bench(*argv, timeout=240):
@@ -74,14 +95,13 @@ def test_each_benchmark_measures_all_its_rows(name, mpi_launcher):
     found = json.loads(bench(name, "--quick", "--json", *ranks))
     rows = {row["key"]: row for row in found["rows"]}
     goals = GOALS[name]
-    if name == "allreduce" and rows.keys() >= HOSTS:
-        goals += 1
-        assert rows.keys() - HOSTS == ROWS[name]
+    hosts = HOSTS.get(name, set())
+    if hosts and rows.keys() >= hosts:
+        goals += HOST_GOALS[name]
+        assert rows.keys() - hosts == ROWS[name]
     else:
         assert rows.keys() == ROWS[name]
-        assert name != "allreduce" or any(
-            "two hosts: not measured" in n for n in found["notes"]
-        )
+        assert not hosts or any("two hosts: not measured" in n for n in found["notes"])
     assert len(rows) == len(found["rows"])
     for row in rows.values():
         numbers = [
