@@ -65,6 +65,7 @@ class RingMember:
         self._token: Token | None = carrier.first()
         self._pending = 0  # updates not counted yet
         self._next = self._turns.left  # so many of them are
+        self._looks = False  # whether nothing is to be done until the token comes
         self._aside = self._ended = False
         self._moved = self._kept = self._left_out = 0
 
@@ -83,6 +84,11 @@ class RingMember:
         return left if left > 0 else self._rule.delay
 
     def _advance(self) -> None:
+        if self._looks:  # all that a call costs while the token is elsewhere
+            self._token = self._carrier.take()
+            if self._token is None:
+                return
+            self._looks = False
         pending, self._pending = self._pending, 0
         due = self._turns.count(pending)
         if self._aside:
@@ -99,6 +105,7 @@ class RingMember:
         if self._token is None:
             self._token = self._carrier.take()
             if self._token is None:
+                self._looks = True
                 return
         if not self._meeting.begun:
             own = self._rule.cluster(self._turns.token)
@@ -154,6 +161,7 @@ class RingMember:
 
     def _step_aside(self) -> None:
         if not self._aside:
+            self._looks = False
             self._aside = True
             self._agent.add(self._carry)
 

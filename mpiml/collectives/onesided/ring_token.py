@@ -47,7 +47,8 @@ class Token(NamedTuple):
         """Return what `pack` made bytes of."""
         bits = int.from_bytes(head[_HEAD.size :], "little")
         absent = frozenset(i for i in range(bits.bit_length()) if bits >> i & 1)
-        return cls(*_HEAD.unpack_from(head), absent)
+        hops, last, idle = _HEAD.unpack_from(head)
+        return cls(hops, last, idle, absent)
 
 
 class Carrier:
@@ -126,7 +127,7 @@ class Carrier:
         if turn < 0 or now - self._since < _STILL:
             return None
         self._since = now
-        absent = set()
+        absent: set[int] = set()
         while turn != self._turn:
             member = self._rule.member(turn)
             if self._members[member] in self._team.local or not absent:
