@@ -118,6 +118,11 @@ class Link:
         """Have the next addition tell which version it met."""
         self._mark_next = 1
 
+    def unmark(self) -> bool:
+        """Take that back; return whether no addition has been marked since."""
+        marked, self._mark_next = self._mark_next, 0
+        return bool(marked)
+
     def flush(self) -> None:
         """Wait until everything sent before is applied.
 

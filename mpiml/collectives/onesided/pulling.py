@@ -54,6 +54,8 @@ class Copy:
         self._pulls += 1
         if not self._pulls % _EVERY:
             self.mark()
+        elif self._mark is not None and self.route.link.unmark():
+            self._mark = None  # this read is later, and nothing has been added since
         if name is None and None not in self._layout.places:
             if indices is not None:
                 raise UsageError(f"{where}: indices: expected the name of an array besides")

@@ -260,6 +260,28 @@ def test_staleness_of_a_member_away_from_home(way, monkeypatch):
     everywhere("hosts of one rank", body, monkeypatch, way)
 
 
+@pytest.mark.mpi(min_size=2)
+def test_staleness_counts_from_the_last_pull(monkeypatch):
+    """The 16th pull is marked; one that comes later makes the mark void."""
+
+    def body(comm):
+        with SharedModel(comm, np.zeros(1)) as model:
+            last = model.index == model.size - 1
+            for _ in range(16 if last else 0):
+                model.pull()
+            model._team.exchange(b"", "marked")
+            if model.index == 0:
+                model.add(np.ones(1))
+            model._team.exchange(b"", "added")
+            if last:
+                model.pull()
+                model.add(np.ones(1))
+                model.flush()
+                assert model.staleness() == (0, 0.0, 0)
+
+    everywhere("hosts of one rank", body, monkeypatch)
+
+
 # -- refusals --------------------------------------------------------------------------------
 
 WRONG = {
