@@ -5,7 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiml.collectives.onesided.records import ADD, MARK, Ask, Said, Sparse, pack_rows, unpack_rows
+from mpiml.collectives.onesided.records import (
+    ADD,
+    MARK,
+    Ask,
+    Said,
+    Sparse,
+    pack_rows,
+    unpack_rows,
+)
 
 NUMBER = st.integers(0, 2**62)
 ROW = st.tuples(
