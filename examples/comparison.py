@@ -11,10 +11,14 @@ class Curve:
 
     def __init__(self):
         self.seconds, self.sent, self.models, self.losses = [], [], [], []
+        self.begin()
+
+    def begin(self):
+        """Count the time from here."""
         self.start = time.perf_counter()
 
     def note(self, model, sent):
-        self.seconds.append(time.perf_counter() - self.start)
+        self.seconds.append(time.perf_counter() - self.start if self.seconds else 0.0)
         self.sent.append(sent)  # bytes
         self.models.append({name: array.copy() for name, array in model.items()})
 
@@ -55,7 +59,7 @@ def print_row(name, counted, curve, loss, accuracy):
     print(f"{row}  {losses}  {accuracy(curve.models[-1]):>8.3f}")
 
 
-def draw(path, title, curves, loss, log_bytes=False):
+def draw(path, title, curves, loss="training loss", sent="sent by learner 0", log_bytes=False):
     """Write a plot of the loss against time and against bytes; `curves` has them by name."""
     from matplotlib.figure import Figure  # not pyplot: this may be one thread of many
 
@@ -63,10 +67,14 @@ def draw(path, title, curves, loss, log_bytes=False):
     left, right = figure.subplots(1, 2, sharey=True)
     for name, curve in curves.items():
         left.plot(curve.seconds, curve.losses, ".-", label=name)
-        sent = np.divide(curve.sent, 1e6)
-        right.plot(np.where(log_bytes & (sent == 0), np.nan, sent), curve.losses, ".-")
+        megabytes = np.divide(curve.sent, 1e6)
+        if log_bytes:
+            megabytes[megabytes == 0] = np.nan
+        right.plot(megabytes, curve.losses, ".-")
     left.set(yscale="log", xlabel="time (s)", ylabel=loss)
-    right.set(xscale="log" if log_bytes else "linear", xlabel="sent by one learner (MB)")
+    right.set(xscale="log" if log_bytes else "linear", xlabel=f"{sent} (MB)")
+    left.yaxis.set_major_formatter("{x:g}")
+    left.yaxis.set_minor_formatter(lambda x, _: f"{x:g}" if f"{x:e}"[0] in "2357" else "")
     for panel in (left, right):
         panel.grid(alpha=0.3, which="both")
     left.legend()

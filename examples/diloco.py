@@ -74,8 +74,8 @@ def compare(steps, every, plot):
         all_, own = counted["synchronous AdamW"], counted["DiLoCo"]
         fewer, less = (all_[key] / own[key] for key in ("reductions", "bytes"))
         print(f"DiLoCo: 1/{fewer:.0f} of the reductions, 1/{less:.0f} of the bytes")
-        title = f"Digits, {me.replicas} learners, {steps} steps of each"
-        draw(plot, title, curves, "training loss", log_bytes=True)
+        title = f"Digits, learners: {me.replicas}, steps: {steps}"
+        draw(plot, title, curves, log_bytes=True)
 
 
 def build(

@@ -9,8 +9,8 @@ counted them. The curves are of the model of learner 0, their last points of the
 
 $ python -m mpiml.run -n 3 examples/gossip_digits.py
 [learner/0] method                   steps      bytes  seconds  first loss  last loss  accuracy
-[learner/0] allreduce                  120    2308800 ... 2.3...
-[learner/0] D-PSGD                     120    4617600 ... 2.3...
+[learner/0] allreduce                   80    1539200 ... 2.3...
+[learner/0] D-PSGD                      80    3078400 ... 2.3...
 [learner/0] AD-PSGD ... 2.3...
 [learner/0] steps of each learner in AD-PSGD: ...
 [learner/0] wrote gossip_digits.png
@@ -92,15 +92,13 @@ def compare(steps, slow, plot):
     each = allreduce(each)
     if me.index == 0:
         print("steps of each learner in AD-PSGD:", *each)
-        title = (
-            f"Digits, {me.replicas} learners; the last needs {1000 * slow:g} ms more for a step"
-        )
-        draw(plot, title, curves, "training loss")
+        title = f"Digits, learners: {me.replicas}, of which the last needs {1000 * slow:g} ms more for a step"
+        draw(plot, title, curves)
 
 
 def build(
     learners: int = mpiml.FILL,
-    steps: int = 120,
+    steps: int = 80,
     slow: float = 0.01,  # s that the last learner needs more in each step
     plot: Path = Path("gossip_digits.png"),
 ) -> mpiml.Program:
