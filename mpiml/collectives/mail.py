@@ -20,10 +20,12 @@ from mpiml.collectives.office import Arrival, Office
 from mpiml.collectives.team import Team
 from mpiml.errors import UsageError
 
-__all__ = ["Channel", "Mail", "Parcel", "Receiving", "Sending", "mail_of"]
+__all__ = ["INLINE", "Channel", "Mail", "Parcel", "Receiving", "Sending", "mail_of"]
+
+INLINE: Final = 65536  #: bytes of a body that come with the head, and are copied when sent
 
 _HEAD: Final = struct.Struct("<IIIiIq")  # channel, source, target, tag of the body, lengths
-_INLINE: Final = 2048  # bytes of a body that come with the head
+_LINE: Final = 16  # bytes; where a body lies in its message is a multiple of that
 _TAGS: Final = 16384  # tags of bodies, after that of heads; MPI has 32767 at least
 _KEY: Final = "mail"
 
@@ -138,25 +140,29 @@ class Receiving:
             Its body is of another length than `into`. Whatever the function `into` raises.
             The message is dropped.
         """
-        channel = self._channel
-        office = channel.mail.office
-        if self._arrival is None:
+        arrival = self._arrival
+        if arrival is None:
             if look:
-                office.progress()
-            arrival = office.take(channel.number, channel.mail.index, self.source)
+                self._channel.mail.office.progress()
+            arrival = self._channel.take(self.source)
             if arrival is None:
                 return None
-            try:
-                self._memory = self._place(arrival)
-            except BaseException:
-                _drop(office, arrival)
-                raise
-            self._arrival = arrival
-            if arrival.tag:
-                self._requests = office.receive(arrival.rank, arrival.tag, self._memory)
+            self.begin(arrival)
         while self._requests and self._requests[-1].Test():
             self._requests.pop()
-        return None if self._requests else self._finish(self._arrival)
+        return None if self._requests else self._finish(arrival)
+
+    def begin(self, arrival: Arrival) -> None:
+        """Begin to receive what `Channel.take` has returned. Raises what `test` does."""
+        office = self._channel.mail.office
+        try:
+            self._memory = self._place(arrival)
+        except BaseException:
+            _drop(office, arrival)
+            raise
+        self._arrival = arrival
+        if arrival.tag:
+            self._requests = office.receive(arrival.rank, arrival.tag, self._memory)
 
     def _place(self, arrival: Arrival) -> Any:
         """Return where a body is to be; None: it has none, or stays where it is."""
@@ -254,27 +260,53 @@ class Channel:
             C-contiguous host memory of any length; must not change before the `Sending` is
             done. A member of the same process reads it where it lies.
         """
-        mail, view = self.mail, None if body is None else as_buffer(body)
+        if body is None:
+            return self.post(to, head, -1, None)
+        view = as_buffer(body)
+        return self.post(to, head, view.nbytes, view)
+
+    def post(self, to: int, head: bytes, nbytes: int, view: Any) -> Sending:
+        """Do what `send` does, with a body of which it is known how many bytes it has.
+
+        Parameters
+        ----------
+        to, head
+            As for `send`.
+        nbytes : int
+            Of the body; -1: there is none.
+        view : buffer or None
+            C-contiguous; where it is not copied at once, a memoryview of bytes.
+        """
+        mail = self.mail
         office, team = mail.office, mail.team
-        nbytes = -1 if view is None else view.nbytes
         sending = Sending(office, to, view)
         mail.count(nbytes)
-        if team.ranks[to] == team.rank:
+        rank = team.ranks[to]
+        if rank == team.rank:
             sending._out = view is not None
             after = sending if view is not None else None
             arrival = Arrival(mail.index, bytes(head), nbytes, view, after, 0, 0)
             office.put(self.number, to, arrival)
             return sending
-        inline, tag = b"", 0
-        if view is not None and nbytes <= _INLINE:
-            inline = bytes(view)
-        elif view is not None:
+        if nbytes > INLINE:
             tag = 1 + next(office.tags) % _TAGS
-        front = _HEAD.pack(self.number, mail.index, to, tag, len(head), nbytes)
-        sending._requests = office.send(team.ranks[to], front + head + inline, tag, view)
-        if not tag:
-            sending._kept = None  # what MPI reads, the requests keep
+            front = _HEAD.pack(self.number, mail.index, to, tag, len(head), nbytes) + head
+            sending._requests = office.send(rank, front, tag, view)
+            return sending
+        front = _HEAD.pack(self.number, mail.index, to, 0, len(head), nbytes) + head
+        if nbytes > 0:
+            front = b"".join((front, bytes(-len(front) % _LINE), view))
+        sending._requests = office.send(rank, front, 0, None)
+        sending._kept = None  # what MPI reads, the requests keep
         return sending
+
+    def take(self, source: int | None) -> Arrival | None:
+        """Return the next message of `source`, its body perhaps not yet here: see `receive`.
+
+        What it holds of another member's memory must be given back: by `Receiving.begin`.
+        """
+        mail = self.mail
+        return mail.office.take(self.number, mail.index, source)
 
     def receive(self, source: int | None, into: Any = None, borrow: bool = False) -> Receiving:
         """Ask for the next message of a member; None: of whichever comes first.
@@ -291,6 +323,11 @@ class Channel:
             Whether the body may stay the sender's memory, until `Parcel.release`.
         """
         return Receiving(self, source, into, borrow)
+
+    def some(self) -> bool:
+        """Return whether a message has come that is not taken; looks at what is here only."""
+        mail = self.mail
+        return mail.office.some(self.number, mail.index)
 
     def peek(self, source: int) -> list[bytes]:
         """Return what the messages of a member say that have come and are not taken."""
@@ -375,7 +412,8 @@ def _parse(rank: int, memory: bytearray) -> tuple[int, int, Arrival]:
     """Return channel, target and what has come, of a message that came by MPI."""
     channel, source, target, tag, length, nbytes = _HEAD.unpack_from(memory)
     at = _HEAD.size + length
-    head, body = bytes(memory[_HEAD.size : at]), None if tag else memoryview(memory)[at:]
+    head = bytes(memory[_HEAD.size : at])
+    body = None if tag else memoryview(memory)[at + -at % _LINE :]
     return channel, target, Arrival(source, head, nbytes, body, None, rank, tag)
 
 

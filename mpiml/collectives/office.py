@@ -65,12 +65,15 @@ class Office:
         self._parse = parse
         self._limit = _FREEING if isinstance(team.hooks, PlainHooks) else _CLOSING
         self._boxes: dict[tuple[int, int], list[Arrival]] = {}  # by channel and target
-        self._ready = threading.Condition()
+        self._lock = threading.Lock()  # of the boxes; never held in a wait
+        self._ready = threading.Condition(self._lock)  # for waits where all members are here
         self._turn = threading.Lock()  # of who looks into MPI; never held in a wait
         self._coming: dict[int, deque[tuple[Any, bytearray]]] = {}
         self._left: set[int] = set()  # ranks that send nothing any more
         self._comm: Any = None
         self._status: Any = None
+        self._byte: Any = None
+        self._anyone: Any = None
         if self.outside:
             from mpi4py import MPI
 
@@ -78,38 +81,45 @@ class Office:
 
             self._comm = own_duplicate(team.comm, f"mpiml mail of {team.title}")
             self._status = MPI.Status()
+            self._byte, self._anyone = MPI.BYTE, MPI.ANY_SOURCE
 
     # -- boxes ---------------------------------------------------------------------------------
 
     def put(self, channel: int, target: int, arrival: Arrival) -> None:
         """Put what has come into a member's box."""
-        with self._ready:
+        with self._lock:
             self._boxes.setdefault((channel, target), []).append(arrival)
             self.news += 1
-            self._ready.notify_all()
+            if not self.outside:  # else nobody waits for it: see `until`
+                self._ready.notify_all()
 
     def take(self, channel: int, target: int, source: int | None) -> Arrival | None:
         """Return the first message in a box, of one source or of any."""
         box = self._boxes.get((channel, target))
         if not box:
             return None
-        with self._ready:
+        with self._lock:
             for i, arrival in enumerate(box):
                 if source is None or arrival.source == source:
                     return box.pop(i)
         return None
 
+    def some(self, channel: int, target: int) -> bool:
+        """Return whether there is anything in a box."""
+        return bool(self._boxes.get((channel, target)))
+
     def heads(self, channel: int, target: int, source: int) -> list[bytes]:
         """Return what the messages of one source in a box say."""
-        with self._ready:
+        with self._lock:
             box = self._boxes.get((channel, target), ())
             return [arrival.head for arrival in box if arrival.source == source]
 
     def tell(self) -> None:
         """Wake who waits here."""
-        with self._ready:
+        with self._lock:
             self.news += 1
-            self._ready.notify_all()
+            if not self.outside:
+                self._ready.notify_all()
 
     def until(
         self,
@@ -155,56 +165,57 @@ class Office:
 
     def send(self, rank: int, front: bytes, tag: int, body: Any) -> list[Any]:
         """Begin to send a head, and, unless `tag` is 0, a body; return the requests."""
-        from mpi4py import MPI
-
-        if self._comm is None:
+        comm, byte = self._comm, self._byte
+        if comm is None:
             raise ServiceGoneError(
                 f"{self.team.title}: its mail is closed; send before the program ends, or before "
                 "the communicator is freed"
             )
-        requests = [self._comm.Isend([front, MPI.BYTE], rank, _HEADS)]
+        requests = [comm.Isend((front, byte), rank, _HEADS)]
         if tag:
             requests += [
-                self._comm.Isend([body[at : at + _CHUNK], MPI.BYTE], rank, tag)
+                comm.Isend((body[at : at + _CHUNK], byte), rank, tag)
                 for at in range(0, body.nbytes, _CHUNK)
             ]
         return requests
 
     def receive(self, rank: int, tag: int, memory: Any) -> list[Any]:
         """Begin to receive a body; return the requests."""
-        from mpi4py import MPI
-
         return [
-            self._comm.Irecv([memory[at : at + _CHUNK], MPI.BYTE], rank, tag)
+            self._comm.Irecv((memory[at : at + _CHUNK], self._byte), rank, tag)
             for at in range(0, memory.nbytes, _CHUNK)
         ]
 
     def progress(self) -> None:
         """Put what has come by MPI into the boxes."""
-        if self._comm is None:
-            return
-        with self._turn:
-            self._progress()
+        if self._comm is not None:
+            with self._turn:
+                self._progress()
 
     def _progress(self) -> None:
-        from mpi4py import MPI
-
-        comm, status = self._comm, self._status
+        comm, status, coming = self._comm, self._status, self._coming
         if comm is None:
             return
-        while (message := comm.Improbe(MPI.ANY_SOURCE, _HEADS, status)) is not None:
-            memory = bytearray(status.Get_count(MPI.BYTE))
-            queue = self._coming.setdefault(status.Get_source(), deque())
-            queue.append((message.Irecv([memory, MPI.BYTE]), memory))
-        for rank, queue in list(self._coming.items()):
+        while (message := comm.Improbe(self._anyone, _HEADS, status)) is not None:
+            rank, memory = status.Get_source(), bytearray(status.Get_count(self._byte))
+            request = message.Irecv((memory, self._byte))
+            if rank not in coming and request.Test():  # it is here, as most are at once
+                self._come(rank, memory)
+            else:
+                coming.setdefault(rank, deque()).append((request, memory))
+        if not coming:
+            return
+        for rank, queue in list(coming.items()):
             while queue and queue[0][0].Test():
-                _, memory = queue.popleft()
-                if memory:
-                    self.put(*self._parse(rank, memory))
-                else:
-                    self._left.add(rank)
+                self._come(rank, queue.popleft()[1])
             if not queue:
-                del self._coming[rank]
+                del coming[rank]
+
+    def _come(self, rank: int, memory: bytearray) -> None:
+        if memory:
+            self.put(*self._parse(rank, memory))
+        else:
+            self._left.add(rank)
 
     # -- its end -------------------------------------------------------------------------------
 

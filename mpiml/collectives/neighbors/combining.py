@@ -11,7 +11,9 @@ _BLOCK: Final = 256 << 10  # bytes: the block and its temporaries fit the second
 _HALVES: Final = ("float16", "bfloat16")
 
 
-def weighted_sum(sources: Sequence[Any], weights: Sequence[float], out: Any) -> None:
+def weighted_sum(
+    sources: Sequence[Any], weights: Sequence[float], out: Any, apart: bool = False
+) -> None:
     """Set `out` to the sum of ``weights[i] * sources[i]``, added in this order.
 
     Local: a pure function. Arithmetic is in the dtype of the arrays; that of float16 and
@@ -25,6 +27,8 @@ def weighted_sum(sources: Sequence[Any], weights: Sequence[float], out: Any) -> 
         As many.
     out : ndarray
         (n,), contiguous, of the same dtype; it may be one of the sources.
+    apart : bool
+        Whether it is known that it shares no memory with them.
     """
     if not sources:
         out[...] = 0
@@ -33,8 +37,9 @@ def weighted_sum(sources: Sequence[Any], weights: Sequence[float], out: Any) -> 
     dtype = np.dtype(np.float32) if halves else out.dtype
     block = max(min(_BLOCK // dtype.itemsize, out.size), 1)
     # what `out` overwrites must have been read before
-    apart = halves or any(np.may_share_memory(source, out) for source in sources[1:])
-    total = np.empty(block, dtype) if apart else None
+    if not apart:
+        apart = not any([np.may_share_memory(source, out) for source in sources[1:]])
+    total = np.empty(block, dtype) if halves or not apart else None
     scratch = np.empty(block, dtype)
     first, *rest = zip(sources, weights, strict=True)
     with np.errstate(all="ignore"):

@@ -4,7 +4,7 @@ import math
 import pickle
 from collections.abc import Mapping
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Any
 
 from mpiml.errors import UsageError
 from mpiml.topology import Schedule, Topology
@@ -14,14 +14,46 @@ __all__ = ["Edges", "call_edges", "edges_of", "pair_edges", "topology_at"]
 _TOLERANCE = 1e-9
 
 
-class Edges(NamedTuple):
-    """One member's part in one round of averaging."""
+class Edges:
+    """One member's part in one round of averaging.
 
-    own: float  #: weight of its own value
-    receives: Mapping[int, float]  #: weight of each source, ascending
-    sends: Mapping[int, float]  #: factor for each target that goes with the message
-    text: str  #: what members compare of it
-    rows: bool = False  #: whether weights are to sum to 1 with the factors that come
+    Local: no MPI. Not changed once it is made.
+
+    Attributes
+    ----------
+    own : float
+        Weight of its own value.
+    receives : dict of int to float
+        Weight of each source, ascending.
+    sends : dict of int to float
+        Factor for each target that goes with the message.
+    text : str
+        What members compare of it.
+    rows : bool
+        Whether weights are to sum to 1 with the factors that come.
+    unheard : tuple of int
+        The sources that nothing is sent to.
+    calls : dict
+        What has been prepared for calls that come again.
+    """
+
+    __slots__ = ("calls", "own", "receives", "rows", "sends", "text", "unheard")
+
+    def __init__(
+        self,
+        own: float,
+        receives: Mapping[int, float],
+        sends: Mapping[int, float],
+        text: str,
+        rows: bool = False,
+    ) -> None:
+        self.own = own
+        self.receives = receives
+        self.sends = sends
+        self.text = text
+        self.rows = rows
+        self.unheard = tuple([source for source in receives if source not in sends])
+        self.calls: dict[Any, Any] = {}
 
 
 def topology_at(topology: Any, step: int | None, size: int, where: str) -> Topology:

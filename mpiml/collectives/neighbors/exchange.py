@@ -14,12 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
-import numpy as np
-
 from mpiml.collectives.labels import REFUSED, Label
-from mpiml.collectives.mail import Parcel, Receiving, mail_of
+from mpiml.collectives.mail import INLINE, Parcel, Receiving, mail_of
 from mpiml.collectives.neighbors.edges import Edges
-from mpiml.collectives.neighbors.snapshots import Snapshots
+from mpiml.collectives.neighbors.leaves import Leaves
+from mpiml.collectives.neighbors.snapshots import Snapshot, Snapshots
 from mpiml.collectives.regions import first_difference
 from mpiml.collectives.team import Team
 from mpiml.errors import MpimlError, UsageError
@@ -33,6 +32,7 @@ _DATA, _NO = 0, 1
 _TEXT: Final = 1 << 16  # bytes of a text, at most
 _KNOWN: Final = 256  # labels whose text is not sent again
 _KEY: Final = "neighbors"
+_EAGER: Final = 100  # looks at what has come before a wait begins
 
 
 class _Stale(Exception):
@@ -44,7 +44,7 @@ class Block(NamedTuple):
 
     source: int
     factor: float  #: the sender's, for this receiver
-    memory: Any  #: numpy.ndarray, (nbytes,) uint8
+    memory: Any  #: a buffer of bytes
 
 
 class Exchange:
@@ -69,10 +69,12 @@ class Exchange:
         self._ahead: dict[int, deque[int]] = {}  # by target: calls it has not taken yet
         self._told: dict[int, set[int]] = {}  # by target: hashes of labels whose text it has
         self._heard: dict[tuple[int, int], str] = {}  # by source and hash: the text
-        self._snapshots = Snapshots(self._mail.office)
+        self._office = self._mail.office
+        self._snapshots = Snapshots(self._office)
+        self._alone = len(team.housemates) == 1  # no other member reads memory of this process
 
     def trade(
-        self, edges: Edges, nbytes: int, fill: Callable[[Any], None], label: Label,
+        self, edges: Edges, leaves: Leaves, label: Label,
         use: Callable[[Any, Sequence[Block]], None],
     ) -> None:  # fmt: skip
         """Send a block to the targets, and use what comes from the sources.
@@ -81,15 +83,13 @@ class Exchange:
         ----------
         edges : Edges
             Who they are.
-        nbytes : int
-            Of the block; the same on neighbours.
-        fill : function
-            Writes the block into memory, if there is somebody to send it to.
+        leaves : Leaves
+            What the block is made of; of the same length on neighbours.
         label : Label
             What neighbours compare.
         use : function
-            Called with the own block, or None, and those of the sources in their order; they
-            are not valid any more afterwards.
+            Called with the own block, or None where none was made, and those of the sources
+            in their order; they are not valid any more afterwards.
 
         Raises
         ------
@@ -98,7 +98,7 @@ class Exchange:
         """
         self._calls += 1
         try:
-            self._trade(edges, nbytes, fill, label, use)
+            self._trade(edges, leaves, label, use)
         except BaseException:
             self._failed.append(self._calls)
             with suppress(Exception):
@@ -106,7 +106,7 @@ class Exchange:
             raise
 
     def _trade(
-        self, edges: Edges, nbytes: int, fill: Callable[[Any], None], label: Label,
+        self, edges: Edges, leaves: Leaves, label: Label,
         use: Callable[[Any, Sequence[Block]], None],
     ) -> None:  # fmt: skip
         try:
@@ -114,22 +114,16 @@ class Exchange:
         except Exception as error:
             self._say_no(edges, error, label.head.partition("(")[0])
             raise
-        snapshot = None
-        if edges.sends:
-            snapshot = self._snapshots.take(nbytes)
-            fill(snapshot.memory)
-            self._send(edges, label, snapshot)
+        snapshot = self._send(edges, leaves, label) if edges.sends else None
         try:
-            parcels, memories = self._receive(edges, nbytes, label)
-            blocks = [self._block(parcel) for parcel in parcels]
-            use(None if snapshot is None else snapshot.memory, blocks)
-            for parcel in parcels:
-                parcel.release()
-            for memory in memories:
-                self._snapshots.give_back(memory)
-            for source in edges.receives:
-                if source not in edges.sends:  # else it hears of this in the next message
-                    self._credit.send(source, _CREDIT.pack(self._calls, 0))
+            incoming = _Incoming(self, edges, leaves.nbytes, label)
+            blocks = incoming.receive() if edges.receives else []
+            try:
+                use(None if snapshot is None else snapshot.memory, blocks)
+            finally:
+                incoming.release()
+            for source in edges.unheard:  # the others hear of this in the next message
+                self._credit.post(source, _CREDIT.pack(self._calls, 0), -1, None)
         finally:
             if snapshot is not None:
                 self._snapshots.let_fly(snapshot)
@@ -149,7 +143,7 @@ class Exchange:
         head = _HEAD.pack(self._calls, label.hash, _NO, 1.0) + label.text().encode()[:_TEXT]
         for to in edges.sends:
             self._data.send(to, head)
-            self._ahead.setdefault(to, deque()).append(self._calls)
+            self._sends(to)
 
     def skip(self) -> None:
         """Count a call in which this member has no part. Local."""
@@ -157,26 +151,49 @@ class Exchange:
 
     # -- sending -------------------------------------------------------------------------------
 
-    def _send(self, edges: Edges, label: Label, snapshot: Any) -> None:
-        self._sent.append((self._calls, label))
-        text = b""
+    def _send(self, edges: Edges, leaves: Leaves, label: Label) -> Snapshot:
+        """Begin to send a block to the targets."""
+        nbytes, content = leaves.nbytes, None
+        if nbytes <= INLINE and self._alone:  # each message has a copy of its own
+            snapshot, content = Snapshot(None), leaves.content()
+        else:
+            snapshot = self._snapshots.take(nbytes)
+            leaves.copy_to(snapshot.memory)
+            content = memoryview(snapshot.memory)
+        call, hash_, text = self._calls, label.hash, b""
+        self._sent.append((call, label))
         for to, factor in edges.sends.items():
-            told = self._told.setdefault(to, set())
-            known = label.hash in told
-            if not known:
+            head = _HEAD.pack(call, hash_, _DATA, factor)
+            told = self._told.get(to)
+            if told is None or hash_ not in told:
                 text = text or label.text().encode("utf-8", "replace")[:_TEXT]
-                if len(told) >= _KNOWN:
-                    told.clear()
-                told.add(label.hash)
-            head = _HEAD.pack(self._calls, label.hash, _DATA, factor) + (b"" if known else text)
-            snapshot.sendings.append(self._data.send(to, head, snapshot.memory))
-            self._ahead.setdefault(to, deque()).append(self._calls)
+                head += text
+                self._tell(to, hash_)
+            snapshot.sendings.append(self._data.post(to, head, nbytes, content))
+            self._sends(to)
+        return snapshot
+
+    def _tell(self, to: int, hash_: int) -> None:
+        """Note that a target gets the text of a label."""
+        told = self._told.setdefault(to, set())
+        if len(told) >= _KNOWN:
+            told.clear()
+        told.add(hash_)
+
+    def _sends(self, to: int) -> None:
+        """Note that a target is being sent something in this call."""
+        ahead = self._ahead.get(to)
+        if ahead is None:
+            ahead = self._ahead[to] = deque()
+        ahead.append(self._calls)
 
     def _wait_for_credit(self, targets: Mapping[int, float], label: Label) -> None:
-        if any(len(self._ahead.get(to, ())) >= AHEAD for to in targets):
-            self._mail.office.progress()
-        self._take_credit()
-        late = [to for to in targets if len(self._ahead.get(to, ())) >= AHEAD]
+        late = self._late(targets)
+        if late:
+            self._office.progress()
+        if self._credit.some():
+            self._take_credit()
+            late = self._late(targets)
         if not late:
             return
         waiting = self.team.waiting(label)
@@ -189,7 +206,12 @@ class Exchange:
             late[:] = [to for to in late if len(self._ahead[to]) >= AHEAD]
             return not late
 
-        self._mail.office.until(there, lambda _: waiting(late))
+        self._office.until(there, lambda _: waiting(late))
+
+    def _late(self, targets: Mapping[int, float]) -> list[int]:
+        """Return the targets that have yet to take what calls before have sent."""
+        ahead = self._ahead
+        return [to for to in targets if to in ahead and len(ahead[to]) >= AHEAD]
 
     def _take_credit(self) -> None:
         while (parcel := self._credit.poll(look=False)) is not None:
@@ -208,9 +230,8 @@ class Exchange:
         They compare: this call may have failed before their message came.
         """
         said = _CREDIT.pack(self._calls, label.hash) + label.text().encode()[:_TEXT]
-        for source in edges.receives:
-            if source not in edges.sends:
-                self._credit.send(source, said)
+        for source in edges.unheard:
+            self._credit.send(source, said)
 
     def _taken(self, target: int, call: int) -> None:
         """Note that a target has taken the blocks of calls up to this one."""
@@ -220,56 +241,12 @@ class Exchange:
 
     # -- receiving -----------------------------------------------------------------------------
 
-    def _receive(
-        self, edges: Edges, nbytes: int, label: Label
-    ) -> tuple[list[Parcel], list[Any]]:
-        """Return what has come from the sources, in their order, and the memory it lies in."""
-        if not edges.receives:
-            return [], []
-        team = self.team
-        waiting = team.waiting(label)
-        found: dict[int, Parcel] = {}
-        memories: list[Any] = []
+    def _check(self, source: int, head: bytes, size: int, nbytes: int, label: Label) -> float:
+        """Return the sender's factor; raise unless the message is that of this call.
 
-        def into(source: int, head: bytes, size: int) -> Any:
-            self._check(source, head, size, nbytes, label)
-            if team.ranks[source] == team.rank:
-                return None  # where it lies
-            memory = self._snapshots.memory(nbytes)
-            memories.append(memory)
-            return memory
-
-        pending = {s: self._data.receive(s, into, borrow=True) for s in edges.receives}
-
-        def there() -> bool:
-            self._take_credit()  # or the word that what was sent did not fit
-            for source, receiving in list(pending.items()):
-                parcel = self._test(receiving)
-                if parcel is not None:
-                    found[source] = parcel
-                    del pending[source]
-            return not pending
-
-        try:
-            self._mail.office.until(there, lambda _: waiting(list(pending)))
-        except BaseException:
-            for parcel in found.values():
-                parcel.release()
-            for receiving in pending.values():
-                receiving.leave()
-            raise
-        return [found[source] for source in edges.receives], memories
-
-    def _test(self, receiving: Receiving) -> Parcel | None:
-        while True:
-            try:
-                return receiving.test(look=False)
-            except _Stale:
-                continue
-
-    def _check(self, source: int, head: bytes, size: int, nbytes: int, label: Label) -> None:
-        """Raise unless the message is that of this call; note what it says otherwise."""
-        call, hash_, kind, _ = _HEAD.unpack_from(head)
+        Notes what it says otherwise.
+        """
+        call, hash_, kind, factor = _HEAD.unpack_from(head)
         self._taken(source, call - 1)
         text = head[_HEAD.size :].decode("utf-8", "replace")
         if text and kind == _DATA:
@@ -282,7 +259,7 @@ class Exchange:
         if kind == _NO:
             raise self._refusal(source, text)
         if call == self._calls and hash_ == label.hash and size == nbytes:
-            return
+            return float(factor)
         text = self._heard.get((source, hash_), "")
         raise self._mismatch(source, call, text, label, self._calls)
 
@@ -316,14 +293,102 @@ class Exchange:
             "calls in the same order, with the same shapes and dtypes, on every member."
         )
 
-    def _block(self, parcel: Parcel) -> Block:
-        factor, body = _HEAD.unpack_from(parcel.head)[3], parcel.body
-        memory = np.frombuffer(body, np.uint8) if body.nbytes else np.empty(0, np.uint8)
-        return Block(parcel.source, factor, memory)
-
     def statistics(self) -> dict[str, int]:
         """Return how many calls there were, and what the mail has counted."""
         return {"calls": self._calls, **self._mail.statistics()}
+
+
+class _Incoming:
+    """What comes in during one call. Local."""
+
+    __slots__ = ("_blocks", "_exchange", "_label", "_memories", "_nbytes", "_parcels", "_pending")
+
+    def __init__(self, exchange: Exchange, edges: Edges, nbytes: int, label: Label) -> None:
+        self._exchange = exchange
+        self._nbytes = nbytes
+        self._label = label
+        self._blocks: dict[int, Block] = {}
+        self._pending: dict[int, Receiving | None] = dict.fromkeys(edges.receives)
+        self._parcels: list[Parcel] = []
+        self._memories: list[Any] = []
+
+    def receive(self) -> list[Block]:
+        """Return what has come from the sources, in their order."""
+        exchange, pending = self._exchange, self._pending
+        sources = list(pending)
+        office = exchange._office
+        try:
+            for _ in range(_EAGER if office.outside else 1):
+                office.progress()
+                if self._there():
+                    break
+            else:  # now it is worth the while to be told of the others
+                waiting = exchange.team.waiting(self._label)
+                office.until(self._there, lambda _: waiting(list(pending)))
+        except BaseException:
+            for parcel in self._parcels:
+                parcel.release()
+            for receiving in pending.values():
+                if receiving is not None:
+                    receiving.leave()
+            raise
+        return [self._blocks[source] for source in sources]
+
+    def release(self) -> None:
+        """Give the memory of the blocks back."""
+        for parcel in self._parcels:
+            parcel.release()
+        for memory in self._memories:
+            self._exchange._snapshots.give_back(memory)
+
+    def _there(self) -> bool:
+        if self._exchange._credit.some():
+            self._exchange._take_credit()  # or the word that what was sent did not fit
+        for source, receiving in list(self._pending.items()):
+            if receiving is None:
+                self._take(source)
+            else:
+                self._test(source, receiving)
+        return not self._pending
+
+    def _take(self, source: int) -> None:
+        """Take the message of a source, if it is there; its body may be on its way yet."""
+        exchange = self._exchange
+        while (arrival := exchange._data.take(source)) is not None:
+            try:
+                if arrival.tag or arrival.sending is not None:
+                    receiving = exchange._data.receive(source, self._into, borrow=True)
+                    receiving.begin(arrival)
+                    self._pending[source] = receiving
+                    self._test(source, receiving)
+                else:  # all of it is here
+                    factor = exchange._check(
+                        source, arrival.head, arrival.nbytes, self._nbytes, self._label
+                    )
+                    self._blocks[source] = Block(source, factor, arrival.body)
+                    del self._pending[source]
+                return
+            except _Stale:
+                continue
+
+    def _test(self, source: int, receiving: Receiving) -> None:
+        parcel = receiving.test(look=False)
+        if parcel is not None:
+            factor = _HEAD.unpack_from(parcel.head)[3]
+            self._parcels.append(parcel)
+            self._blocks[source] = Block(source, factor, parcel.body)
+            del self._pending[source]
+
+    def _into(self, source: int, head: bytes, size: int) -> Any:
+        """Return memory for a body; None: it stays where it lies."""
+        exchange = self._exchange
+        exchange._check(source, head, size, self._nbytes, self._label)
+        team = exchange.team
+        if team.ranks[source] == team.rank:
+            return None
+        memory = exchange._snapshots.memory(self._nbytes)
+        self._memories.append(memory)
+        return memory
 
 
 def exchange_of(team: Team) -> Exchange:

@@ -1,18 +1,74 @@
 """A tree of arrays taken apart into one block of memory for messages, and put together again."""
 
+import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from mpiml import arrays
 from mpiml.collectives.ops import COMPLEX, FLOATS, numpy_dtype
-from mpiml.collectives.regions import Regions, specs_of
+from mpiml.collectives.regions import Leaf, Regions, specs_of
 from mpiml.collectives.trees import flatten, unflatten
 from mpiml.errors import UsageError
 from mpiml.libraries import family
 
-__all__ = ["Leaves"]
+__all__ = ["Layout", "Leaves"]
+
+
+_LAYOUTS: Final = 256  # layouts that are kept
+_layouts: dict[Any, "Layout"] = {}
+
+
+class Layout:
+    """What all trees have in common whose structure, shapes and dtypes are the same.
+
+    Local: no MPI. Equal trees have the same object, mostly.
+
+    Attributes
+    ----------
+    specs : list of Leaf
+        Path, shape and dtype of each array.
+    text : str
+        What members compare: a line for each array.
+    regions : Regions or None
+        Where arrays lie in a block; None: there is one.
+    dtype : numpy.dtype
+        Of the first.
+    nbytes : int
+        Of the block.
+    """
+
+    __slots__ = ("dtype", "nbytes", "regions", "specs", "text")
+
+    def __init__(self, specs: list[Leaf], where: str) -> None:
+        for spec in specs:
+            if spec.dtype_name not in FLOATS | COMPLEX:
+                raise UsageError(
+                    f"{where}{f': leaf {spec.path}' if spec.path else ''}: expected "
+                    f"floating-point or complex numbers, got {spec.dtype_name}: averages of "
+                    "whole numbers are none. Convert it with x.astype(float)."
+                )
+        self.specs = specs
+        self.text = "\n".join([spec.text() for spec in specs])
+        self.regions = Regions(specs) if len(specs) > 1 else None
+        self.dtype = numpy_dtype(specs[0].dtype_name)
+        one = math.prod(specs[0].shape) * self.dtype.itemsize
+        self.nbytes: int = one if self.regions is None else self.regions.nbytes
+
+
+def _layout_of(key: Any, found: Sequence[Any], paths: Sequence[str], where: str) -> Layout:
+    """Return the layout of arrays, made once where `key` can be looked up."""
+    try:
+        known = _layouts.get(key)
+    except TypeError:  # a registered class holds what cannot be hashed
+        return Layout(specs_of(found, paths), where)
+    if known is None:
+        known = Layout(specs_of(found, paths), where)
+        if len(_layouts) >= _LAYOUTS:
+            _layouts.clear()
+        _layouts[key] = known
+    return known
 
 
 class Leaves:
@@ -36,33 +92,36 @@ class Leaves:
 
     Attributes
     ----------
+    layout : Layout
+        Of the block.
     nbytes : int
         Of the block.
-    text : str
-        What members compare: a line for each array.
     """
 
+    __slots__ = ("_back", "_host", "_one", "_out", "_outs", "_treedef", "layout", "nbytes")
+
     def __init__(self, x: Any, out: Any, where: str) -> None:
-        found, self._treedef, paths = flatten(x, where)
-        specs = specs_of(found, paths)
-        for spec in specs:
-            if spec.dtype_name not in FLOATS | COMPLEX:
-                raise UsageError(
-                    f"{where}{f': leaf {spec.path}' if spec.path else ''}: expected "
-                    f"floating-point or complex numbers, got {spec.dtype_name}: averages of "
-                    "whole numbers are none. Convert it with x.astype(float)."
-                )
-        self.text = "\n".join([spec.text() for spec in specs])
-        self._out, self._outs = out, None if out is None else _targets(out, x, where)
-        self._host: list[Any] = []
-        self._back: list[Callable[[Any], Any]] = []
-        for leaf, spec in zip(found, specs, strict=True):
-            array, back = _to_numpy(leaf, spec, where)
-            self._host.append(array)
-            self._back.append(back)
-        self._one: Any = self._host[0] if len(self._host) == 1 else None
-        self._regions = Regions(specs) if len(specs) > 1 else None
-        self.nbytes: int = (self._host[0] if self._regions is None else self._regions).nbytes
+        self._back: list[Callable[[Any], Any]] | None = None  # None: results are as they are
+        if type(x) is np.ndarray:
+            key: Any = (x.dtype, x.shape)
+            layout = _layouts.get(key)
+            if layout is None:
+                found, _, paths = flatten(x, where)  # checks it
+                layout = _layout_of(key, found, paths, where)
+            self._host: list[Any] = [x if x.flags.c_contiguous else np.asarray(x, order="C")]
+        else:
+            found, self._treedef, paths = flatten(x, where)
+            parts = tuple([(type(leaf), leaf.dtype, leaf.shape) for leaf in found])
+            layout = _layout_of((self._treedef, parts), found, paths, where)
+            both = [_to_numpy(*one, where) for one in zip(found, layout.specs, strict=True)]
+            self._host = [array for array, _ in both]
+            self._back = [back for _, back in both]
+        self.layout, self.nbytes = layout, layout.nbytes
+        self._one: Any = self._host[0] if layout.regions is None else None
+        self._out, self._outs = out, None
+        if out is not None:
+            same = out is x and self._back is None and x.flags.writeable
+            self._outs = [x] if same else _targets(out, x, where)
 
     def copy_to(self, memory: Any) -> None:
         """Write the arrays into a block of `nbytes` bytes."""
@@ -75,36 +134,61 @@ class Leaves:
         self.copy_to(memory)
         return memory
 
+    def content(self) -> Any:
+        """Return the bytes of the block in contiguous memory, perhaps that of the array."""
+        if self._one is None:
+            return self.scratch()
+        return self._one.reshape(-1).view(np.uint8)
+
     def flat(self, memory: Any) -> list[Any]:
         """Return the numbers of a block, those of one dtype together: (n,) each."""
-        if self._regions is None:
-            return [memory.view(self._one.dtype)]
-        return [
-            memory[r.offset : r.offset + r.nbytes].view(numpy_dtype(r.dtype_name))
-            for r in self._regions.regions
-        ]
+        layout = self.layout
+        if layout.regions is not None:
+            return layout.regions.flat(memory)
+        if not self.nbytes:
+            return [np.empty(0, layout.dtype)]
+        return [np.frombuffer(memory, layout.dtype)]
 
     def own(self) -> list[Any] | None:
         """Return the arrays as `flat` would, where no copy is needed for that."""
-        if self._one is None:
+        one = self._one
+        if one is None:
             return None
         for target in self._outs or ():
-            moved = isinstance(target, np.ndarray) and np.may_share_memory(target, self._one)
-            if moved and target.ctypes.data != self._one.ctypes.data:
+            if target is one or not isinstance(target, np.ndarray):
+                continue
+            moved = np.may_share_memory(target, one)
+            if moved and target.ctypes.data != one.ctypes.data:
                 return None
-        return [self._one.reshape(-1)]
+        return [one.reshape(-1)]
 
     def result(self) -> Any:
-        """Return a block for the results: the user's own array, or a new one."""
-        if self._one is not None and self._outs is not None:
+        """Return memory for the results: the user's own array, or new."""
+        if self._one is None:
+            return np.empty(self.nbytes, np.uint8)
+        if self._outs is not None:
             target = self._outs[0]
             if type(target) is np.ndarray and target.flags.c_contiguous:
-                return target.reshape(-1).view(np.uint8)
-        return np.empty(self.nbytes, np.uint8)
+                return target
+        return np.empty(self._one.shape, self.layout.dtype)
 
-    def finish(self, memory: Any) -> Any:
-        """Return the results that are in a block, as the user is to have them."""
-        views = self._views(memory)
+    def parts(self, result: Any) -> list[Any]:
+        """Return the numbers of what `result` has returned as `flat` would."""
+        return [result.reshape(-1)] if self._one is not None else self.flat(result)
+
+    @property
+    def apart(self) -> bool:
+        """Whether the results lie apart from what is given."""
+        return self._outs is None
+
+    def finish(self, result: Any) -> Any:
+        """Return the results as the user is to have them."""
+        if self._back is None:  # one of NumPy
+            if self._outs is None:
+                return result
+            _store(self._outs[0], _same, result)
+            return self._out
+        views = self._views(result) if self._one is None else [result]
         if self._outs is None:
             made = [back(view) for back, view in zip(self._back, views, strict=True)]
             return unflatten(self._treedef, made)
@@ -113,9 +197,14 @@ class Leaves:
         return self._out
 
     def _views(self, memory: Any) -> Sequence[Any]:
-        if self._regions is not None:
-            return self._regions.views(memory)
-        return [memory.view(self._one.dtype).reshape(self._one.shape)]
+        regions = self.layout.regions
+        if regions is not None:
+            return regions.views(memory)
+        return [memory.view(self.layout.dtype).reshape(self._one.shape)]
+
+
+def _same(result: Any) -> Any:
+    return result
 
 
 def _to_numpy(leaf: Any, spec: Any, where: str) -> tuple[Any, Callable[[Any], Any]]:
@@ -124,7 +213,7 @@ def _to_numpy(leaf: Any, spec: Any, where: str) -> tuple[Any, Callable[[Any], An
     if kind is None:
         array = np.asarray(leaf, order="C")
         if isinstance(leaf, np.ndarray):
-            return array, lambda result: result
+            return array, _same
         return array, lambda result: result[()]  # a NumPy scalar
     exported = arrays.to_host(leaf)
     if exported is None:
@@ -167,6 +256,8 @@ def _writable(target: Any) -> bool:
 
 
 def _store(target: Any, back: Callable[[Any], Any], result: Any) -> None:
+    if target is result:
+        return
     kind = family(type(target))
     if kind is None:
         if target.ctypes.data != result.ctypes.data or target.strides != result.strides:

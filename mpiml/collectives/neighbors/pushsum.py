@@ -74,7 +74,7 @@ class PushSum:
         said = text = ""
         try:
             self._schedule = schedule_for(topology, team.size, "column", "PushSum")
-            said, text = f"topology={topology!r}", Leaves(values, None, "PushSum").text
+            said, text = f"topology={topology!r}", Leaves(values, None, "PushSum").layout.text
             leaves, self._treedef, _ = flatten(values, "PushSum")
             self._leaves = [_copied(leaf) for leaf in leaves]
         except Exception as caught:  # the others must hear of it

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from operator import itemgetter
 from typing import Any
 
 from mpiml.collectives.labels import Label
@@ -17,6 +18,8 @@ __all__ = ["guarded", "mixed", "neighbor_allreduce", "static_edges"]
 
 _WHERE = "neighbor_allreduce"
 _PLANS = 256  # topologies whose edges a team keeps
+_CALLS = 256  # labels that edges keep
+_member = itemgetter(0)
 
 
 def neighbor_allreduce(
@@ -77,10 +80,10 @@ def neighbor_allreduce(
     """
     team = team_of(comm, _WHERE)
     exchange = exchange_of(team)
-    given = (self_weight, receive_weights, send_weights)
-    if all(weight is None for weight in given):
+    if self_weight is None and receive_weights is None and send_weights is None:
         edges = static_edges(team, topology, step, "row", _WHERE)
     else:
+        given = (self_weight, receive_weights, send_weights)
         base = None if topology is None else topology_at(topology, step, team.size, _WHERE)
         edges = call_edges(base, team.index, team.size, *given, _WHERE)
     return mixed(team, exchange, edges, x, out, name, _WHERE)
@@ -104,23 +107,35 @@ def mixed(
 ) -> Any:
     """Return this member's part of a round of averaging. Collective over neighbours."""
 
-    def prepare() -> tuple[Leaves, Label]:
-        if not (name is None or isinstance(name, str)):
-            raise UsageError(f"{where}: name: expected a str, got {name!r}")
-        leaves = Leaves(x, out, where)
-        return leaves, Label(where, name=name, leaves=leaves.text, more=edges.text)
-
-    leaves, label = guarded(team, exchange, edges, where, prepare)
-    results: list[Any] = []
+    try:
+        leaves, label = _prepared(edges, x, out, name, where)
+    except Exception as error:
+        _refuse(team, exchange, edges, where, error)
+        raise
+    result = leaves.result()
 
     def use(snapshot: Any, blocks: Sequence[Block]) -> None:
-        results.append(_combined(team, edges, leaves, snapshot, blocks, label))
+        _combine(team, edges, leaves, snapshot, blocks, label, result)
 
-    def work() -> None:
-        exchange.trade(edges, leaves.nbytes, leaves.copy_to, label, use)
+    team.run(exchange.trade, label, edges, leaves, label, use)
+    return leaves.finish(result)
 
-    team.run(work, label)
-    return leaves.finish(results[0])
+
+def _prepared(
+    edges: Edges, x: Any, out: Any, name: str | None, where: str
+) -> tuple[Leaves, Label]:
+    """Return the arrays of a call, and its label, made once for edges and layout."""
+    if not (name is None or isinstance(name, str)):
+        raise UsageError(f"{where}: name: expected a str, got {name!r}")
+    leaves = Leaves(x, out, where)
+    key = (leaves.layout, name, where)
+    label = edges.calls.get(key)
+    if label is None:
+        label = Label(where, name=name, leaves=leaves.layout.text, more=edges.text)
+        if len(edges.calls) >= _CALLS:
+            edges.calls.clear()
+        edges.calls[key] = label
+    return leaves, label
 
 
 def guarded(
@@ -130,36 +145,37 @@ def guarded(
     try:
         return work()
     except Exception as error:
-        with suppress(UsageError, ServiceGoneError):
-            team.run(exchange.refuse, Label(where), edges, error, where)
+        _refuse(team, exchange, edges, where, error)
         raise
 
 
-def _combined(
+def _refuse(team: Team, exchange: Exchange, edges: Edges, where: str, error: Exception) -> None:
+    with suppress(UsageError, ServiceGoneError):
+        team.run(exchange.refuse, Label(where), edges, error, where)
+
+
+def _combine(
     team: Team, edges: Edges, leaves: Leaves, snapshot: Any, blocks: Sequence[Block],
-    label: Label,
-) -> Any:  # fmt: skip
-    """Return a block with the weighted sum."""
-    factors = {block.source: block.factor for block in blocks}
-    weights = {s: weight * factors[s] for s, weight in edges.receives.items()}
+    label: Label, result: Any,
+) -> None:  # fmt: skip
+    """Write the weighted sum into `result`."""
+    receives, own = edges.receives, edges.own
+    terms = [(b.source, receives[b.source] * b.factor, leaves.flat(b.memory)) for b in blocks]
     if edges.rows:
-        total = edges.own + sum(weights.values())
+        total = own + sum([weight for _, weight, _ in terms])
         if abs(total - 1) > 1e-9:
+            factors = {block.source: block.factor for block in blocks}
             raise UsageError(
                 f"{label}: expected self_weight and receive_weights, multiplied by the factors "
                 f"that came, to sum to 1 within 1e-9, got {total!r} on "
                 f"{team.names[team.index]}: factors {factors}"
             )
-    result = leaves.result()
-    own = leaves.own()
-    if own is None:
-        if snapshot is None:
-            snapshot = leaves.scratch()
-        own = leaves.flat(snapshot)
-    columns = {block.source: leaves.flat(block.memory) for block in blocks}
-    if edges.own:
-        columns[team.index], weights[team.index] = own, edges.own
-    order = sorted(columns)
-    for i, target in enumerate(leaves.flat(result)):
-        weighted_sum([columns[m][i] for m in order], [weights[m] for m in order], target)
-    return result
+    if own:
+        mine = leaves.own()
+        if mine is None:
+            mine = leaves.flat(leaves.scratch() if snapshot is None else snapshot)
+        terms.append((team.index, own, mine))
+    terms.sort(key=_member)
+    weights = [weight for _, weight, _ in terms]
+    for i, target in enumerate(leaves.parts(result)):
+        weighted_sum([arrays[i] for _, _, arrays in terms], weights, target, leaves.apart)

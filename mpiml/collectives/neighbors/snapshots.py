@@ -22,13 +22,20 @@ _LOOK: Final = (2e-4, 2e-3)  # s between two looks at what is on its way: at fir
 
 
 class Snapshot:
-    """A block that is being sent."""
+    """A block that is being sent; without memory: the messages have copies of their own."""
 
     __slots__ = ("memory", "sendings")
 
     def __init__(self, memory: Any) -> None:
         self.memory = memory
         self.sendings: list[Sending] = []
+
+    def land(self) -> bool:
+        """Return whether it has been taken by all."""
+        sendings = self.sendings
+        while sendings and sendings[-1].test():
+            sendings.pop()
+        return not sendings
 
 
 class Snapshots:
@@ -48,11 +55,13 @@ class Snapshots:
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._asleep = True  # whether the thread is to be woken
         office.guests.append(self.close)
 
     def take(self, nbytes: int) -> Snapshot:
         """Return a block to be filled and sent."""
-        self._land()
+        if self._flying:
+            self._land()
         return Snapshot(self.memory(nbytes))
 
     def memory(self, nbytes: int) -> Any:
@@ -71,10 +80,17 @@ class Snapshots:
 
     def let_fly(self, snapshot: Snapshot) -> None:
         """Keep a block until all it was sent to have it."""
+        if snapshot.land():
+            if snapshot.memory is not None:
+                self.give_back(snapshot.memory)
+            if self._flying:
+                self._land()
+            return
         with self._lock:
             self._flying.append(snapshot)
         self._land()
-        if self._office.outside and self._flying and not self._closed:
+        if self._flying and self._asleep and self._office.outside and not self._closed:
+            self._asleep = False
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._look_after, name="mpiml neighbours", daemon=True
@@ -87,10 +103,9 @@ class Snapshots:
         with self._lock:
             still = []
             for snapshot in self._flying:
-                snapshot.sendings = [s for s in snapshot.sendings if not s.test()]
-                if snapshot.sendings:
+                if not snapshot.land():
                     still.append(snapshot)
-                else:
+                elif snapshot.memory is not None:
                     self._free.append(snapshot.memory)
             self._flying = still
             del self._free[:-_FREE]
@@ -99,15 +114,18 @@ class Snapshots:
     def _look_after(self) -> None:
         pause = _LOOK[0]
         while not self._closed and not OVER:
-            try:
-                flying = self._land()
-            except Exception:  # of MPI: a peer has died, which the next call finds too
-                return
-            if flying:
+            if self._flying:  # the member itself may see to it while the thread sleeps
                 time.sleep(pause)
                 pause = min(1.1 * pause, _LOOK[1])
+                try:
+                    self._land()
+                except Exception:  # of MPI: a peer has died, which the next call finds too
+                    return
                 continue
             pause = _LOOK[0]
+            self._asleep = True
+            if self._flying:  # since before it was
+                continue
             self._wake.wait(1.0)
             self._wake.clear()
 
