@@ -39,6 +39,13 @@ class Rows(NamedTuple):
     values: "np.ndarray[Any, Any]"
     coefficients: "np.ndarray[Any, Any]"
 
+    def part(self, begin: int, end: int) -> "Rows":
+        """Return rows `begin` to `end`, without a copy."""
+        if end - begin == len(self.coefficients):
+            return self
+        coefficients = self.coefficients[begin:end]
+        return Rows(self.indptr[begin : end + 1], self.indices, self.values, coefficients)
+
 
 class Adder:
     """Adds of one member to a block of its host.

@@ -1,32 +1,32 @@
 """`RingModel`: a model for each cluster of members, brought together round a ring."""
 
 import struct
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
 from mpiml.collectives.labels import Label
 from mpiml.collectives.mail import mail_of
 from mpiml.collectives.members import team_of
+from mpiml.collectives.onesided.adding import Adder, Rows
 from mpiml.collectives.onesided.agent import agent_of
 from mpiml.collectives.onesided.layout import agreed_layout
 from mpiml.collectives.onesided.memory import host_memory
+from mpiml.collectives.onesided.model import Model
 from mpiml.collectives.onesided.records import ASSIGN
 from mpiml.collectives.onesided.remote import Remote
-from mpiml.collectives.onesided.ring_cluster import ClusterModel
 from mpiml.collectives.onesided.ring_meeting import Meeting
 from mpiml.collectives.onesided.ring_member import RingMember
 from mpiml.collectives.onesided.ring_places import check_step, clusters_of, groups_of, wrong
 from mpiml.collectives.onesided.ring_rule import RingRule
 from mpiml.collectives.onesided.ring_token import WORDS, Carrier
-from mpiml.collectives.trees import unflatten
 
 __all__ = ["RingModel"]
 
 _SEEN: Final = struct.Struct("<qq")
 
 
-class RingModel(ClusterModel):
+class RingModel(Model):
     """A model for each cluster of members, without locks, brought together round a ring: HogWild++.
 
     Collective over the members: construction, `barrier`, `close`. All else is local: no other
@@ -107,6 +107,8 @@ class RingModel(ClusterModel):
         tree, _ = model.evaluated()
     """
 
+    title: ClassVar[str] = "RingModel"
+
     def __init__(
         self,
         comm: Any = None,
@@ -120,7 +122,7 @@ class RingModel(ClusterModel):
         fallback: bool = False,
         name: str | None = None,
     ) -> None:
-        where = "RingModel"
+        where = self.title
         team = team_of(comm, where)
         team.agree(wrong(cluster_size, step, decay, tolerance, delay), Label(where, name=name))
         layout, label = agreed_layout(
@@ -150,9 +152,9 @@ class RingModel(ClusterModel):
             members = [member for found in clusters for member in found]
             carrier = Carrier(self.rule, members, memory.team, channel, words)
             ring = RingMember(self.rule, members.index(own), carrier, meeting, agent_of(team))
-        super().__init__(memory, layout, meeting, ring)
-        self._name = name
-        self._remote = remote
+        super().__init__(memory, layout, remote, name)
+        self._meeting = meeting
+        self._ring = ring
         self.step = step
 
     # -- reading -------------------------------------------------------------------------------
@@ -179,13 +181,9 @@ class RingModel(ClusterModel):
         self._open("evaluated")
         last = self.rule.size - 1 if self._ring is None else self._ring.seen[1]
         cluster, label = self.rule.cluster(last), "RingModel.evaluated"
-        out = np.empty(self._layout.regions.nbytes, np.uint8)
         block = self._meeting.block(cluster)
-        if block is not None:
-            version = block.snapshot(out, label)
-        else:
-            version = self._meeting.route(cluster).snapshot(out.data, label)
-        return unflatten(self._layout.treedef, self._layout.regions.views(out)), version
+        source = self._meeting.route(cluster) if block is None else block
+        return self._whole(lambda out: source.snapshot(out, label))
 
     # -- writing -------------------------------------------------------------------------------
 
@@ -209,6 +207,34 @@ class RingModel(ClusterModel):
             else:
                 route = self._meeting.route(cluster)
                 route.write(ASSIGN, leaves)
+
+    def _added(self, leaves: "list[np.ndarray[Any, Any]]", scale: float) -> None:
+        if self._ring is not None:
+            self._ring.count(1)
+
+    def _added_at(self, number: int, positions: Any, values: Any, scale: float) -> None:
+        if self._ring is not None:
+            self._ring.count(1)
+
+    def _add_rows(self, number: int, rows: Rows) -> None:
+        """Add rows; turns are had between them, when they are due."""
+        ring = self._ring
+        if ring is None:
+            super()._add_rows(number, rows)
+            return
+        count, begin = len(rows.coefficients), 0
+        while begin < count or not count:
+            end = min(count, begin + ring.room)
+            super()._add_rows(number, rows.part(begin, end))
+            ring.count(end - begin)
+            if end == count:
+                break
+            begin = end
+
+    def _direct(self, call: str) -> tuple[Adder, RingMember | None]:
+        """Return what a kernel of this package updates by itself, and what counts that."""
+        self._open(call)
+        return self._adder, self._ring
 
     # -- the ring ------------------------------------------------------------------------------
 
@@ -259,26 +285,14 @@ class RingModel(ClusterModel):
         if self._ring is not None:
             self._ring.back()
 
-    def flush(self) -> None:
-        """Wait until other hosts have what this member's turns and assignments gave. Local.
-
-        Raises
-        ------
-        RankFailedError
-            The other host is gone.
-        """
-        self._open("flush")
-        if self._remote is not None:
-            self._remote.flush()
-
-    def _meet(self, call: str, end: bool = False) -> None:
+    def _meet(self, call: str) -> None:
         """Step aside, flush, and wait for the others. Collective over the members."""
         self._open(call)
         label = Label(f"RingModel.{call}", name=self._name)
         seen = b""
         with self._team.round(label):
             if self._ring is not None:
-                self._ring.aside(end)
+                self._ring.aside(end=call == "close")
                 seen = _SEEN.pack(*self._ring.seen)
             if self._remote is not None:
                 self._remote.flush()
@@ -290,7 +304,7 @@ class RingModel(ClusterModel):
         """Let go of the memory. Collective over the members. Views stay readable."""
         if self._closed:
             return
-        self._meet("close", end=True)
+        self._meet("close")
         self._closed = True
         if self._ring is not None:
             label = Label("RingModel.close", name=self._name)
@@ -299,6 +313,11 @@ class RingModel(ClusterModel):
                     pass
         if self._remote is not None:
             self._remote.close()
+
+    def _abandon(self) -> None:
+        if self._ring is not None:
+            self._ring.abandon()
+        super()._abandon()
 
     def statistics(self) -> dict[str, Any]:
         """Return size, way of working, and how the ring went, for logs.
@@ -311,11 +330,7 @@ class RingModel(ClusterModel):
         ring = self._ring
         done = {} if ring is None else ring.statistics()._asdict()
         return {
-            "arrays": len(self._layout.regions.leaves),
-            "bytes": self._layout.regions.nbytes,
-            "members": self.size,
-            "hosts": len(set(self._team.hosts)),
-            "way": "shared memory" if self._remote is None else self._remote.way,
+            **super().statistics(),
             "clusters": self.rule.clusters,
             "cluster": self.cluster,
             "beta": self.rule.beta,
@@ -325,28 +340,8 @@ class RingModel(ClusterModel):
             "step": self.step,
             "hops": 0 if ring is None else ring.seen[0],
             **done,
-            "adds": self._adder.adds,
-            "version": self.version,
-            "staleness": self.staleness()._asdict(),
         }
 
-    def __enter__(self) -> "RingModel":
-        return self
-
-    def __exit__(self, kind: object, *exception: object) -> None:
-        if kind is None:
-            self.close()
-        else:  # the others may never come
-            self._closed = True
-            if self._ring is not None:
-                self._ring.abandon()
-            if self._remote is not None:
-                self._remote.abandon()
-
     def __repr__(self) -> str:
-        name = "" if self._name is None else f" {self._name!r}"
-        return (
-            f"<RingModel{name} of {len(self._layout.regions.leaves)} arrays, "
-            f"{self._layout.regions.nbytes:,} bytes, member {self.index} of {self.size}, in "
-            f"cluster {self.cluster} of {self.rule.clusters}>"
-        )
+        inside = super().__repr__()[:-1]
+        return f"{inside}, in cluster {self.cluster} of {self.rule.clusters}>"

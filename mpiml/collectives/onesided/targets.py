@@ -59,10 +59,12 @@ class Here:
     def assign(self, number: int | None, leaves: _Arrays, label: Any) -> None:
         """Set leaves."""
         block = self.block
+        if number is None:
+            block.assign(leaves, label)
+            return
         block.enter(label)
         try:
-            for own, leaf in zip(self._views(number), leaves, strict=True):
-                own[...] = leaf
+            block.views[number][...] = leaves[0]
         finally:
             block.gate.leave(1)
 
@@ -76,9 +78,6 @@ class Here:
     def add_at(self, number: int, positions: Any, values: Any, scale: float) -> None:
         """Add to elements of a leaf."""
         self._adder.add_at(number, positions, values, scale)
-
-    def _views(self, number: int | None) -> _Arrays:
-        return self.block.views if number is None else [self.block.views[number]]
 
 
 class Away:

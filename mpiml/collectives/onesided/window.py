@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from mpiml.collectives.labels import Label
 from mpiml.collectives.members import team_of
+from mpiml.collectives.onesided.held import Held
 from mpiml.collectives.onesided.layout import (
     agreed_layout,
     flat_indices,
@@ -18,12 +18,12 @@ from mpiml.collectives.onesided.memory import host_memory
 from mpiml.collectives.onesided.remote import Remote
 from mpiml.collectives.onesided.targets import Away, Here, Target
 from mpiml.collectives.trees import unflatten
-from mpiml.errors import ServiceGoneError, UsageError
+from mpiml.errors import UsageError
 
 __all__ = ["Window"]
 
 
-class Window:
+class Window(Held):
     """Arrays of each member, which all others read and write whenever they like.
 
     Collective over the members: construction, `barrier`, `close`. All else is local: the other
@@ -78,6 +78,9 @@ class Window:
         window.flush()
     """
 
+    title: ClassVar[str] = "Window"
+    what: ClassVar[str] = "window"
+
     def __init__(
         self,
         comm: Any = None,
@@ -86,35 +89,20 @@ class Window:
         fallback: bool = False,
         name: str | None = None,
     ) -> None:
-        where = "Window"
+        where = self.title
         team = team_of(comm, where)
-        self._name = name
         layout, label = agreed_layout(team, where, like, f"fallback={fallback}", name)
         with team.round(label):
             memory = host_memory(team, layout.regions, range(team.size), fallback, label)
-            self._remote: Remote | None = None
-            if memory.team.several_hosts:
-                self._remote = Remote(team, memory, where, label)
-        self._team = memory.team
+            apart = memory.team.several_hosts
+            remote = Remote(team, memory, where, label) if apart else None
+        super().__init__(memory.team, layout, remote, name)
         self._memory = memory
-        self._layout = layout
-        self._targets: dict[int, Target] = {}
-        self._closed = False
-        self._own = memory.block(self._team.index)
-        self._targets[self._team.index] = Here(self._own, layout, where)
+        self._own = memory.block(self.index)
+        self._targets: dict[int, Target] = {self.index: Here(self._own, layout, where)}
         self.tree = unflatten(layout.treedef, self._own.views)
 
     # -- the own arrays ------------------------------------------------------------------------
-
-    @property
-    def index(self) -> int:
-        """The number of this member."""
-        return self._team.index
-
-    @property
-    def size(self) -> int:
-        """How many members there are."""
-        return self._team.size
 
     def __getitem__(self, key: Any) -> Any:
         return self.tree[key]
@@ -244,47 +232,9 @@ class Window:
         found = values_for(values, like.dtype, shape, f"{where}: values").reshape(-1)
         target.add_at(number, positions, found, float(scale))
 
-    def flush(self) -> None:
-        """Wait until all that this member has written is where it belongs. Local.
-
-        Raises
-        ------
-        RankFailedError
-            A host it was for is gone.
-        """
-        self._open("flush")
-        if self._remote is not None:
-            self._remote.flush()
-
-    # -- together ------------------------------------------------------------------------------
-
-    def barrier(self) -> None:
-        """Wait until every member is here, and what all have written is where it belongs.
-
-        Collective over the members.
-        """
-        self._open("barrier")
-        self._meet("barrier")
-
-    def close(self) -> None:
-        """Let go of the memory. Collective over the members. Views stay readable."""
-        if self._closed:
-            return
-        self._meet("close")
-        self._closed = True
-        if self._remote is not None:
-            self._remote.close()
-
     def statistics(self) -> dict[str, Any]:
         """Return size and way of working, for logs."""
-        return {
-            "arrays": len(self._layout.regions.leaves),
-            "bytes": self._layout.regions.nbytes,
-            "members": self.size,
-            "hosts": len(set(self._team.hosts)),
-            "way": "shared memory" if self._remote is None else self._remote.way,
-            "version": self.version,
-        }
+        return {**super().statistics(), "version": self.version}
 
     # -- parts ---------------------------------------------------------------------------------
 
@@ -320,34 +270,3 @@ class Window:
         out = np.empty(self._layout.regions.nbytes, np.uint8)
         version = self._targets[member].snapshot(out.data, label, clear)
         return unflatten(self._layout.treedef, self._layout.regions.views(out)), version
-
-    def _meet(self, call: str) -> None:
-        label = Label(f"Window.{call}", name=self._name)
-        with self._team.round(label):
-            if self._remote is not None:
-                self._remote.flush()
-            self._team.exchange(b"", label)
-
-    def _open(self, call: str) -> None:
-        if self._closed:
-            raise ServiceGoneError(
-                f"Window.{call}: the window is closed; use it before close(), or make another"
-            )
-
-    def __enter__(self) -> "Window":
-        return self
-
-    def __exit__(self, kind: object, *exception: object) -> None:
-        if kind is None:
-            self.close()
-        else:  # the others may never come
-            self._closed = True
-            if self._remote is not None:
-                self._remote.abandon()
-
-    def __repr__(self) -> str:
-        name = "" if self._name is None else f" {self._name!r}"
-        return (
-            f"<Window{name} of {len(self._layout.regions.leaves)} arrays, "
-            f"{self._layout.regions.nbytes:,} bytes each, member {self.index} of {self.size}>"
-        )

@@ -1,73 +1,56 @@
-"""The model of one cluster of a ring: what its members read and add to, as in a SharedModel."""
+"""A model in the memory of a host, which its members read and add to: the base of both kinds."""
 
 from typing import Any
 
 import numpy as np
 
 from mpiml.collectives.onesided.adding import Adder, Rows, Staleness
+from mpiml.collectives.onesided.held import Held
 from mpiml.collectives.onesided.layout import Layout
 from mpiml.collectives.onesided.memory import HostMemory
-from mpiml.collectives.onesided.ring_meeting import Meeting
-from mpiml.collectives.onesided.ring_member import RingMember
+from mpiml.collectives.onesided.remote import Remote
 from mpiml.collectives.trees import unflatten
-from mpiml.errors import ServiceGoneError, UsageError
+from mpiml.errors import UsageError
 
-__all__ = ["ClusterModel"]
+__all__ = ["Model"]
 
 
-class ClusterModel:
-    """One member's use of its cluster's model; `mpiml.collectives.RingModel` is made of it.
+class Model(Held):
+    """One member's use of the model of its group of members.
 
-    Local: every method.
+    Local: every method but those of `Held`.
 
     Parameters
     ----------
     memory : HostMemory
         Of this host.
-    layout : Layout
-        How the arrays are named.
-    meeting : Meeting
-        Finds the models of the other clusters.
-    ring : RingMember or None
-        Counts the updates; None: there is one cluster.
+    layout, remote, name
+        As for `Held`.
     """
 
     def __init__(
-        self, memory: HostMemory, layout: Layout, meeting: Meeting, ring: RingMember | None
+        self, memory: HostMemory, layout: Layout, remote: Remote | None, name: str | None
     ) -> None:
-        self._team = memory.team
-        self._layout = layout
-        self._meeting = meeting
-        self._ring = ring
+        super().__init__(memory.team, layout, remote, name)
         self._block = memory.block(self.index)
-        self._adder = Adder(self._block, layout, "RingModel")
-        self._closed = False
+        self._adder = Adder(self._block, layout, self.title)
+        self._add_at = f"{self.title}.add_at"
         views = self._block.views
         self.raw = unflatten(layout.treedef, views)
         self.tree = unflatten(layout.treedef, [_read_only(view) for view in views])
 
     # -- reading -------------------------------------------------------------------------------
 
-    @property
-    def index(self) -> int:
-        """The number of this member."""
-        return self._team.index
-
-    @property
-    def size(self) -> int:
-        """How many members there are."""
-        return self._team.size
-
     def __getitem__(self, key: Any) -> Any:
         return self.tree[key]
 
     @property
     def version(self) -> int:
-        """How many updates the cluster's model has had: by its members, and by turns."""
+        """How many updates the model has had, by anybody."""
         return self._block.gate.version()
 
     def snapshot(self) -> tuple[Any, int]:
-        """Return a copy of the cluster's model between two updates, and its version.
+        """Return a copy of the model between two updates, and its version.
 
         Local. Members that add meanwhile wait until the memory is copied.
 
@@ -84,14 +67,22 @@ class ClusterModel:
             A member has died within an update.
         """
         self._open("snapshot")
-        out = np.empty(self._layout.regions.nbytes, np.uint8)
-        version = self._block.snapshot(out, "RingModel.snapshot")
-        return unflatten(self._layout.treedef, self._layout.regions.views(out)), version
+        return self._whole(self._snapshot)
+
+    def _snapshot(self, out: Any) -> int:
+        return self._block.snapshot(out, f"{self.title}.snapshot")
+
+    def _whole(self, copy: Any) -> tuple[Any, int]:
+        """Return the arrays that `copy` fills memory with, and the version that it returns."""
+        regions = self._layout.regions
+        out = np.empty(regions.nbytes, np.uint8)
+        version = copy(out.data)
+        return unflatten(self._layout.treedef, regions.views(out)), version
 
     # -- writing -------------------------------------------------------------------------------
 
     def add(self, tree: Any, scale: float = 1.0) -> None:
-        """Add ``scale * tree`` to the cluster's model, component by component. Local.
+        """Add ``scale * tree`` to the model, component by component. Local.
 
         Parameters
         ----------
@@ -106,14 +97,14 @@ class ClusterModel:
             It is not like the model.
         """
         self._open("add")
-        self._adder.add(self._adder.leaves_of(tree, "RingModel.add"), scale)
-        if self._ring is not None:
-            self._ring.count(1)
+        leaves = self._adder.leaves_of(tree, f"{self.title}.add")
+        self._adder.add(leaves, scale)
+        self._added(leaves, scale)
 
     def add_at(self, name: Any, indices: Any, values: Any, scale: float = 1.0) -> None:
         """Add ``scale * values`` to elements of one array: ``array[indices] += scale * values``.
 
-        Local. As `SharedModel.add_at`: an index that comes twice counts twice.
+        Local. Unlike NumPy's, an index that comes twice counts twice.
 
         Parameters
         ----------
@@ -132,7 +123,8 @@ class ClusterModel:
         UsageError
             There is no such array; indices are outside of it; values do not fit.
         """
-        adder, where = self._adder, "RingModel.add_at"
+        adder = self._adder
+        where = self._add_at
         number = adder.layout.number(name, where)
         if self._closed:
             self._open("add_at")
@@ -141,15 +133,14 @@ class ClusterModel:
         try:  # as they are, mostly
             adder.add_at(number, indices, values, scale)
         except (ValueError, BufferError):  # this makes them fit, or says what is wrong
-            adder.add_at(number, *adder.at(number, indices, values, where), scale)
-        if self._ring is not None:
-            self._ring.count(1)
+            indices, values = adder.at(number, indices, values, where)
+            adder.add_at(number, indices, values, scale)
+        self._added_at(number, indices, values, scale)
 
     def add_rows(self, name: Any, rows: Any, coefficients: Any = None) -> None:
         """Add the rows of a sparse block to one array, each times its coefficient.
 
-        Local. Each row is one update; turns are had between rows, when they are due. Many rows
-        in one call cost what memory costs.
+        Local. Each row is one update. Many rows in one call cost what memory costs.
 
         Parameters
         ----------
@@ -167,21 +158,23 @@ class ClusterModel:
             before may have been added.
         """
         self._open("add_rows")
-        adder, where, ring = self._adder, "RingModel.add_rows", self._ring
-        number = adder.layout.number(name, where)
-        found = adder.rows(number, rows, coefficients, where)
-        count, begin = len(found.coefficients), 0
+        where = f"{self.title}.add_rows"
+        number = self._layout.number(name, where)
+        found = self._adder.rows(number, rows, coefficients, where)
         try:
-            while begin < count or not count:
-                end = count if ring is None else min(count, begin + ring.room)
-                adder.add_rows(number, _part(found, begin, end))
-                if ring is not None:
-                    ring.count(end - begin)
-                if end == count:
-                    break
-                begin = end
+            self._add_rows(number, found)
         except ValueError as error:
             raise UsageError(str(error)) from None
+
+    def _added(self, leaves: "list[np.ndarray[Any, Any]]", scale: float) -> None:
+        """Do what follows on an addition to all arrays."""
+
+    def _added_at(self, number: int, positions: Any, values: Any, scale: float) -> None:
+        """Do what follows on an addition to elements."""
+
+    def _add_rows(self, number: int, rows: Rows) -> None:
+        """Add rows that have been checked, and do what follows."""
+        self._adder.add_rows(number, rows)
 
     # -- staleness -----------------------------------------------------------------------------
 
@@ -193,30 +186,17 @@ class ClusterModel:
         self._adder.mark()
 
     def staleness(self) -> Staleness:
-        """Return how many updates of others came between this member's reads and adds. Local.
-
-        Of the cluster's model: by its other members, and by turns.
-        """
+        """Return how many updates of others came between this member's reads and adds. Local."""
         return self._adder.staleness()
 
-    def _direct(self, call: str) -> tuple[Adder, RingMember | None]:
-        """Return what a kernel of this package updates by itself, and what counts that."""
-        self._open(call)
-        return self._adder, self._ring
-
-    def _open(self, call: str) -> None:
-        if self._closed:
-            raise ServiceGoneError(
-                f"RingModel.{call}: the model is closed; use it before close(), or make another"
-            )
-
-
-def _part(rows: Rows, begin: int, end: int) -> Rows:
-    """Return rows `begin` to `end` of a block."""
-    if end - begin == len(rows.coefficients):
-        return rows
-    coefficients = rows.coefficients[begin:end]
-    return Rows(rows.indptr[begin : end + 1], rows.indices, rows.values, coefficients)
+    def statistics(self) -> dict[str, Any]:
+        """Return size, way of working and what was measured, for logs."""
+        return {
+            **super().statistics(),
+            "adds": self._adder.adds,
+            "version": self.version,
+            "staleness": self.staleness()._asdict(),
+        }
 
 
 def _read_only(view: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":

@@ -1,0 +1,129 @@
+"""What models and windows have in common: their members, their end."""
+
+from typing import Any, ClassVar, Self
+
+from mpiml.collectives.labels import Label
+from mpiml.collectives.onesided.layout import Layout
+from mpiml.collectives.onesided.remote import Remote
+from mpiml.collectives.team import Team
+from mpiml.errors import ServiceGoneError
+
+__all__ = ["Held"]
+
+
+class Held:
+    """Memory that members hold together until they close it.
+
+    Collective over the members: `barrier`, `close`.
+
+    Parameters
+    ----------
+    team : Team
+        The members, as the memory sees them.
+    layout : Layout
+        Of the arrays.
+    remote : Remote or None
+        What it has to do with other hosts.
+    name : str or None
+        What the user calls it.
+    """
+
+    title: ClassVar[str] = ""  #: the class, in messages
+    what: ClassVar[str] = "model"
+
+    def __init__(
+        self, team: Team, layout: Layout, remote: Remote | None, name: str | None
+    ) -> None:
+        self._team = team
+        self._layout = layout
+        self._remote = remote
+        self._name = name
+        self._closed = False
+
+    @property
+    def index(self) -> int:
+        """The number of this member."""
+        return self._team.index
+
+    @property
+    def size(self) -> int:
+        """How many members there are."""
+        return self._team.size
+
+    def flush(self) -> None:
+        """Wait until all that this member has written to other hosts is there. Local.
+
+        Within a host it is at once.
+
+        Raises
+        ------
+        RankFailedError
+            A host that it was for is gone.
+        """
+        self._open("flush")
+        if self._remote is not None:
+            self._remote.flush()
+
+    def barrier(self) -> None:
+        """Wait until every member is here, and what all have written is where it belongs.
+
+        Collective over the members.
+        """
+        self._meet("barrier")
+
+    def close(self) -> None:
+        """Let go of the memory. Collective over the members. Views stay readable."""
+        if self._closed:
+            return
+        self._meet("close")
+        self._closed = True
+        if self._remote is not None:
+            self._remote.close()
+
+    def _meet(self, call: str) -> None:
+        """Flush, and wait for the others. Collective over the members."""
+        self._open(call)
+        label = Label(f"{self.title}.{call}", name=self._name)
+        with self._team.round(label):
+            if self._remote is not None:
+                self._remote.flush()
+            self._team.exchange(b"", label)
+
+    def _abandon(self) -> None:
+        """Close it without the others: they may never come. Local."""
+        self._closed = True
+        if self._remote is not None:
+            self._remote.abandon()
+
+    def _open(self, call: str) -> None:
+        if self._closed:
+            raise ServiceGoneError(
+                f"{self.title}.{call}: the {self.what} is closed; use it before close(), or make "
+                "another"
+            )
+
+    def statistics(self) -> dict[str, Any]:
+        """Return size and way of working, for logs."""
+        return {
+            "arrays": len(self._layout.regions.leaves),
+            "bytes": self._layout.regions.nbytes,
+            "members": self.size,
+            "hosts": len(set(self._team.hosts)),
+            "way": "shared memory" if self._remote is None else self._remote.way,
+        }
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *exception: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._abandon()
+
+    def __repr__(self) -> str:
+        name = "" if self._name is None else f" {self._name!r}"
+        return (
+            f"<{self.title}{name} of {len(self._layout.regions.leaves)} arrays, "
+            f"{self._layout.regions.nbytes:,} bytes, member {self.index} of {self.size}>"
+        )
