@@ -113,7 +113,7 @@ def scaling(comm: Any, plan: _Plan) -> dict[str, Any]:
 
     columns, nonzeros = plan["columns"], plan["nonzeros"]
     rows = rows_of(columns, nonzeros, 0.0, 1 + comm.rank)
-    found: dict[str, Any] = {"shared": [], "ring": []}
+    found: dict[str, Any] = {"shared": []}
     like = np.zeros(columns, np.float32)
     with SharedModel(comm, like) as model:
         for _ in range(plan["rounds"]):
@@ -121,11 +121,14 @@ def scaling(comm: Any, plan: _Plan) -> dict[str, Any]:
             found["shared"].append(seconds / (plan["calls"] * ROWS))
     columns = plan["ring_columns"]
     rows = rows_of(columns, nonzeros, plan["ring_skew"], 1 + comm.rank)
-    with RingModel(comm, np.zeros(columns, np.float32), cluster_size=1) as ring:
-        for _ in range(plan["rounds"]):
-            seconds = _seconds(comm, lambda: ring.add_rows(None, rows), plan["calls"])
-            found["ring"].append(seconds / (plan["calls"] * ROWS))
-        found["statistics"] = {k: v for k, v in ring.statistics().items() if k != "staleness"}
+    for key, delay in plan["delays"].items():
+        found[key] = []
+        zeros = np.zeros(columns, np.float32)
+        with RingModel(comm, zeros, cluster_size=1, delay=delay) as ring:
+            for _ in range(plan["rounds"]):
+                seconds = _seconds(comm, partial(ring.add_rows, None, rows), plan["calls"])
+                found[key].append(seconds / (plan["calls"] * ROWS))
+            found[f"{key}_syncs"] = ring.statistics().get("syncs", 0)
     return found
 
 

@@ -49,7 +49,7 @@ ROWS = {
         ),
         *(f"in_{way}" for way in ("accumulate", "add_at", "get", "read", "snapshot")),
         *(f"racing_rcv1_zipf_{way}{end}" for way in RACES for end in ("", "_grown")),
-        *("shared", "shared_grown", "ring", "ring_grown"),
+        *(f"{kind}{end}" for kind in ("shared", "ring", "ring_64") for end in ("", "_grown")),
         *(f"pretended_{way}" for way in APART),
     },
     "startup": {
