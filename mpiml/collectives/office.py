@@ -186,13 +186,19 @@ class Office:
             for at in range(0, memory.nbytes, _CHUNK)
         ]
 
-    def progress(self) -> None:
-        """Put what has come by MPI into the boxes."""
+    def progress(self, one: bool = False) -> None:
+        """Put what has come by MPI into the boxes.
+
+        Parameters
+        ----------
+        one : bool
+            Whether to return after the first message that is here, and look for no other.
+        """
         if self._comm is not None:
             with self._turn:
-                self._progress()
+                self._progress(one)
 
-    def _progress(self) -> None:
+    def _progress(self, one: bool) -> None:
         comm, status, coming = self._comm, self._status, self._coming
         if comm is None:
             return
@@ -201,6 +207,8 @@ class Office:
             request = message.Irecv((memory, self._byte))
             if rank not in coming and request.Test():  # it is here, as most are at once
                 self._come(rank, memory)
+                if one:
+                    break
             else:
                 coming.setdefault(rank, deque()).append((request, memory))
         if not coming:

@@ -8,7 +8,6 @@ import numpy as np
 __all__ = ["weighted_sum"]
 
 _BLOCK: Final = 256 << 10  # bytes: the block and its temporaries fit the second cache
-_HALVES: Final = ("float16", "bfloat16")
 
 
 def weighted_sum(
@@ -33,12 +32,30 @@ def weighted_sum(
     if not sources:
         out[...] = 0
         return
-    halves = out.dtype.name in _HALVES
-    dtype = np.dtype(np.float32) if halves else out.dtype
-    block = max(min(_BLOCK // dtype.itemsize, out.size), 1)
+    halves = out.dtype.itemsize == 2  # float16 and bfloat16
     # what `out` overwrites must have been read before
     if not apart:
         apart = not any([np.may_share_memory(source, out) for source in sources[1:]])
+    if apart and not halves and out.nbytes <= _BLOCK:
+        _in_one(sources, weights, out)
+    else:
+        _in_blocks(sources, weights, out, halves, apart)
+
+
+def _in_one(sources: Sequence[Any], weights: Sequence[float], out: Any) -> None:
+    """Add what fits into the cache."""
+    multiply, add = np.multiply, np.add
+    with np.errstate(all="ignore"):
+        multiply(sources[0], weights[0], out)
+        for i in range(1, len(sources)):
+            add(out, multiply(sources[i], weights[i]), out)
+
+
+def _in_blocks(
+    sources: Sequence[Any], weights: Sequence[float], out: Any, halves: bool, apart: bool
+) -> None:
+    dtype = np.dtype(np.float32) if halves else out.dtype
+    block = max(min(_BLOCK // dtype.itemsize, out.size), 1)
     total = np.empty(block, dtype) if halves or not apart else None
     scratch = np.empty(block, dtype)
     first, *rest = zip(sources, weights, strict=True)

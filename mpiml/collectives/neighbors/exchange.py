@@ -319,7 +319,7 @@ class _Incoming:
         office = exchange._office
         try:
             for _ in range(_EAGER if office.outside else 1):
-                office.progress()
+                office.progress(True)
                 if self._there():
                     break
             else:  # now it is worth the while to be told of the others
@@ -344,12 +344,13 @@ class _Incoming:
     def _there(self) -> bool:
         if self._exchange._credit.some():
             self._exchange._take_credit()  # or the word that what was sent did not fit
-        for source, receiving in list(self._pending.items()):
+        pending = self._pending
+        for source, receiving in list(pending.items()):
             if receiving is None:
                 self._take(source)
             else:
                 self._test(source, receiving)
-        return not self._pending
+        return not pending
 
     def _take(self, source: int) -> None:
         """Take the message of a source, if it is there; its body may be on its way yet."""

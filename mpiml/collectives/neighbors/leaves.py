@@ -120,8 +120,9 @@ class Leaves:
         self._one: Any = self._host[0] if layout.regions is None else None
         self._out, self._outs = out, None
         if out is not None:
-            same = out is x and self._back is None and x.flags.writeable
-            self._outs = [x] if same else _targets(out, x, where)
+            plain = self._back is None and type(out) is np.ndarray and out.flags.writeable
+            fits = plain and out.dtype == x.dtype and out.shape == x.shape
+            self._outs = [out] if fits else _targets(out, x, where)
 
     def copy_to(self, memory: Any) -> None:
         """Write the arrays into a block of `nbytes` bytes."""

@@ -176,6 +176,6 @@ def _combine(
             mine = leaves.flat(leaves.scratch() if snapshot is None else snapshot)
         terms.append((team.index, own, mine))
     terms.sort(key=_member)
-    weights = [weight for _, weight, _ in terms]
+    _, weights, columns = zip(*terms, strict=True) if terms else ((), (), ())
     for i, target in enumerate(leaves.parts(result)):
-        weighted_sum([arrays[i] for _, _, arrays in terms], weights, target, leaves.apart)
+        weighted_sum([arrays[i] for arrays in columns], weights, target, leaves.apart)
