@@ -1,6 +1,6 @@
 """A sparse SVM by Hogwild!: updates under a lock, updates that race, and HogWild++ side by side.
 
-All learners add to one model in the memory of their host (`SharedModel`; Niu et al. 2011): a row
+All learners, on one host, add to one model in its memory (`SharedModel`; Niu et al. 2011): a row
 at a time under a mutex or a spinlock; or without a lock, each component atomically, or by plain
 load and store ("racy"), which loses what others write in between. HogWild++ (`RingModel`; Zhang
 et al. 2016) has a model for each learner, and a token that brings two of them together at a time;
