@@ -6,10 +6,13 @@ from weakref import WeakSet
 
 from mpiml.errors import MpimlError, ServiceGoneError, UsageError
 
-__all__ = ["GUESTS", "OVER", "end"]
+__all__ = ["GUESTS", "OVER", "THREADED", "end"]
 
 #: what has to tell others, by its `leave_at_end`, that this process will not come again
 GUESTS: "WeakSet[Any]" = WeakSet()
+
+#: what has a thread of its own that calls MPI: its `close` ends it, before MPI is finalised
+THREADED: "WeakSet[Any]" = WeakSet()
 
 #: the error that every operation and wait raises from then on; empty before
 OVER: list[MpimlError] = []
@@ -25,6 +28,8 @@ def end() -> None:
             "every request before the program's end."
         )
     )
+    for holder in list(THREADED):
+        holder.close()
 
 
 def _forked() -> None:

@@ -17,7 +17,7 @@ from mpiml.collectives.messages import Waiting
 from mpiml.collectives.neighbors.combining import weighted_sum
 from mpiml.collectives.neighbors.snapshots import Snapshots
 from mpiml.collectives.ops import numpy_dtype
-from mpiml.collectives.over import OVER
+from mpiml.collectives.over import OVER, THREADED
 from mpiml.collectives.regions import Regions, specs_of
 from mpiml.collectives.team import Team
 from mpiml.collectives.trees import host_array
@@ -91,6 +91,7 @@ class _Thread:
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="mpiml meetings", daemon=True)
         self._office.guests.append(self.close)
+        THREADED.add(self)
 
     def _run(self) -> None:
         try:

@@ -13,7 +13,7 @@ import numpy as np
 from mpiml.collectives.mail import Sending
 from mpiml.collectives.messages import keep
 from mpiml.collectives.office import Office
-from mpiml.collectives.over import OVER
+from mpiml.collectives.over import OVER, THREADED
 
 __all__ = ["Snapshot", "Snapshots"]
 
@@ -54,6 +54,7 @@ class Snapshots:
         self._flying: list[Snapshot] = []
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
+        THREADED.add(self)
         self._closed = False
         self._asleep = True  # whether the thread is to be woken
         office.guests.append(self.close)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from mpiml.collectives.messages import rest
-from mpiml.collectives.over import OVER
+from mpiml.collectives.over import OVER, THREADED
 from mpiml.collectives.team import Team
 
 __all__ = ["Agent", "agent_of"]
@@ -34,6 +34,7 @@ class Agent:
         self._wake = threading.Event()
         self._calling = threading.Lock()  # held during a round of calls
         self.error: BaseException | None = None  #: what ended the thread
+        THREADED.add(self)
 
     def add(self, turn: Callable[[], bool]) -> None:
         """Call `turn` from now on; it returns whether there was anything to do."""
@@ -64,7 +65,7 @@ class Agent:
 
     def close(self) -> None:
         """Call nothing any more."""
-        for turn in self._turns:
+        for turn in list(self._turns):
             self.remove(turn)
 
     def _run(self) -> None:

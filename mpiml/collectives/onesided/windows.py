@@ -9,7 +9,9 @@ Only reads go through the window, with passive target synchronisation: `MPI_Rget
 `MPI_Win_lock_all`, so that a wait can be ended, in pieces of at most 1 MiB.
 """
 
+import atexit
 import contextlib
+import functools
 import mmap
 import time
 from collections.abc import Callable, Sequence
@@ -30,6 +32,7 @@ SIZES: Final = (1, 1_000, 10_000, 1_000_000)  #: elements of the self-test
 _PIECE: Final = 1 << 20  # bytes of a transfer
 _QUICK: Final = 50  # tests of a request before the core is given away between two
 _LATE: Final = 1.5e-4  # s, after which a read seems to need the help of the other process
+_LAST: Final = 1.0  # s, that others have to come to freeing a window where the process ends
 _SLOW: Final = 20.0  # s, after which a read of the self-test has failed
 _KEY: Final = "windows work"
 
@@ -164,19 +167,60 @@ def open_windows(memory: HostMemory, label: Any) -> Opened:
     return Opened(team, window, free, "")
 
 
+class _Windows:
+    """The windows of this process that are open, to be freed at its end if nobody does before.
+
+    Freeing is collective, so it is done only where all processes come to it in time.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[int, tuple[Any, Any]] = {}
+        atexit.register(
+            self.free_all
+        )  # before MPI is finalised: what is registered last is first
+
+    def add(self, window: Any, comm: Any) -> None:
+        self._open[id(window)] = window, comm
+
+    def free(self, window: Any) -> None:
+        """Free it, once. Collective over its processes."""
+        from mpi4py import MPI
+
+        if self._open.pop(id(window), None) is not None and not MPI.Is_finalized():
+            window.Unlock_all()
+            window.Free()
+
+    def free_all(self) -> None:
+        """Free what is left; give up where others do not come."""
+        from mpi4py import MPI
+
+        for window, comm in list(self._open.values()):
+            if MPI.Is_finalized():
+                return
+            request = comm.Ibarrier()
+            limit = time.monotonic() + _LAST
+            while not request.Test():
+                if time.monotonic() > limit:
+                    return
+                rest(0.0)
+            self.free(window)
+
+
+@functools.cache  # made once MPI is there
+def _windows() -> _Windows:
+    return _Windows()
+
+
 def _window(team: Team, memory: Any) -> tuple[Any, Callable[[], None]]:
     """Return a window over memory of this process, locked, and what frees it."""
     from mpi4py import MPI
 
     window = MPI.Win.Create(memory, 1, comm=team.comm)
     window.Lock_all(MPI.MODE_NOCHECK)
-    left = [True]
+    _windows().add(window, team.comm)
 
     def free() -> None:
-        if left and not MPI.Is_finalized():
-            left.clear()
-            window.Unlock_all()
-            window.Free()
+        _windows().free(window)
 
     team.closes(free)
     return window, free

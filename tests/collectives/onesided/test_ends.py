@@ -1,0 +1,73 @@
+"""How jobs end that hold one-sided memory: in order, without a close, by a death."""
+
+import pytest
+
+from tests.mpi import environment, mpiexec
+
+LEFT = """
+import mpiml.world; mpiml.world.start()
+import numpy as np
+from mpi4py import MPI
+from mpiml.collectives import RingModel, SharedModel, Window
+comm = MPI.COMM_WORLD
+model, ring = SharedModel(comm, np.zeros(1000)), RingModel(comm, np.zeros(10))
+window = Window(comm, np.zeros(10))
+model.add(np.ones(1000)); ring.add(np.ones(10)); window.accumulate(0, np.ones(10))
+model.barrier()
+print("end", model.tree[0] == comm.size)
+"""
+
+
+@pytest.mark.parametrize("size", ["1", "2", "4"])
+def test_memory_that_nobody_closed_ends_with_the_job_without_a_word(tmp_path, mpi_launcher, size):
+    file = tmp_path / "left.py"
+    file.write_text(LEFT)
+    ended = mpiexec(4, file, timeout=60, env=environment(MPIML_HOST_SIZE=size)).check()
+    assert ended.stdout.count("end True") == 4
+    assert ended.stderr == ""
+
+
+DIES = """
+import os, signal, sys
+import mpiml.world; mpiml.world.start()
+import numpy as np
+from mpi4py import MPI
+from mpiml.collectives import SharedModel
+from mpiml.errors import MpimlError
+comm = MPI.COMM_WORLD
+model = SharedModel(comm, np.zeros(1000))
+model.barrier()
+print("begun", flush=True)
+comm.Barrier()
+if comm.rank == comm.size - 1:
+    {death}
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    while True:
+        model.add(np.ones(1000))
+        model.snapshot()
+        {also}
+except MpimlError as error:
+    print("error", type(error).__name__, flush=True)
+    comm.Abort(3)
+"""
+CASES = {
+    "within an update": ("model._block.gate.enter()", "pass"),
+    "before a barrier": ("pass", "model.barrier()"),
+}
+
+
+@pytest.mark.parametrize("size", ["1", "3"])
+@pytest.mark.parametrize("case", CASES)
+def test_the_death_of_a_rank_ends_the_others(tmp_path, mpi_launcher, case, size):
+    """By its launcher, or by the error of who waits for it; in time in both ways."""
+    death, also = CASES[case]
+    if size == "1" and case == "within an update":
+        death = "pass"  # alone on its host, it holds nobody
+        also = "model.barrier()"
+    file = tmp_path / "dies.py"
+    file.write_text(DIES.format(death=death, also=also))
+    ended = mpiexec(3, file, timeout=60, env=environment(MPIML_HOST_SIZE=size))
+    assert "begun" in ended.stdout, ended
+    assert ended.rc not in (0, None), ended
+    assert not ended.leftovers
