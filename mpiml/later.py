@@ -7,7 +7,6 @@ from mpiml.errors import UsageError
 
 __all__ = ["LATER", "refuse", "refuse_attribute"]
 
-_ONESIDED = "one-sided memory"
 _SERVICES = "services"
 _CLUSTER = "cluster"
 _TASKS = "tasks"
@@ -15,7 +14,6 @@ _FAULT = "fault"
 
 #: name -> (how a user spells it, the release that brings it)
 LATER: dict[str, tuple[str, str]] = {
-    "neighbor_allreduce": ("mpiml.neighbor_allreduce", _ONESIDED),
     "CacherNode": ("mpiml.CacherNode", _SERVICES),
     "ParameterServerNode": ("mpiml.ParameterServerNode", _SERVICES),
     "ReplayNode": ("mpiml.ReplayNode", _SERVICES),

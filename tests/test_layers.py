@@ -134,6 +134,7 @@ FLOORS = {
             "mpiml.collectives.office",
             "mpiml.collectives.optimizers.shards",
         ],
+        ["mpiml.collectives.parcels"],
         [
             "mpiml.collectives.mail",
             "mpiml.collectives.onesided.agent",
@@ -203,6 +204,7 @@ FLOORS = {
             "mpiml.collectives.neighbors.edges",
             "mpiml.collectives.neighbors.leaves",
             "mpiml.collectives.neighbors.snapshots",
+            "mpiml.collectives.neighbors.wording",
         ],
         ["mpiml.collectives.neighbors.exchange"],
         ["mpiml.collectives.neighbors.meeting", "mpiml.collectives.neighbors.reducing"],

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from mpiml.collectives.allreducing import allreduce
     from mpiml.collectives.bucket import Bucket
     from mpiml.collectives.explaining import explain
+    from mpiml.collectives.neighbors.hosts import hierarchical_neighbor_allreduce
+    from mpiml.collectives.neighbors.reducing import neighbor_allreduce
     from mpiml.collectives.onesided.ring_model import RingModel
     from mpiml.collectives.onesided.shared_model import SharedModel
     from mpiml.collectives.onesided.window import Window
@@ -27,6 +29,8 @@ __all__ = [
     "Window",
     "allreduce",
     "explain",
+    "hierarchical_neighbor_allreduce",
+    "neighbor_allreduce",
 ]
 
 _HOME = {
@@ -38,6 +42,8 @@ _HOME = {
     "Window": "onesided.window",
     "allreduce": "allreducing",
     "explain": "explaining",
+    "hierarchical_neighbor_allreduce": "neighbors.hosts",
+    "neighbor_allreduce": "neighbors.reducing",
 }
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from mpiml.arrays import as_buffer
 from mpiml.collectives.messages import Waiting, keep
 from mpiml.collectives.office import Arrival, Office
+from mpiml.collectives.parcels import Parcel, Sending, waiting_in
 from mpiml.collectives.team import Team
 from mpiml.errors import UsageError
 
@@ -28,85 +29,6 @@ _HEAD: Final = struct.Struct("<IIIiIq")  # channel, source, target, tag of the b
 _LINE: Final = 16  # bytes; where a body lies in its message is a multiple of that
 _TAGS: Final = 16384  # tags of bodies, after that of heads; MPI has 32767 at least
 _KEY: Final = "mail"
-
-
-class Sending:
-    """A message on its way. Local.
-
-    Its body may be changed once it is done: received, if by a member of the same process; or
-    in the hands of MPI.
-    """
-
-    __slots__ = ("_kept", "_office", "_out", "_requests", "to")
-
-    def __init__(self, office: Office, to: int, kept: Any) -> None:
-        self.to = to
-        self._office = office
-        self._kept = kept
-        self._requests: list[Any] = []
-        self._out = False  # whether a member of this process has yet to take it
-
-    def test(self) -> bool:
-        """Return whether it is done."""
-        if self._out:
-            return False
-        while self._requests and self._requests[-1].Test():
-            self._requests.pop()
-        if self._requests:
-            return False
-        self._kept = None
-        return True
-
-    def wait(self, label: Any) -> None:
-        """Wait until it is done; raises what ends the waits of the team.
-
-        Parameters
-        ----------
-        label
-            What is waited in; or what `Team.waiting` returned.
-        """
-        office, waiting = self._office, _waiting(self._office.team, label)
-        try:
-            office.until(self.test, waiting, (self.to,))
-        except BaseException:
-            keep((self._requests, self._kept))  # MPI may still read there
-            raise
-
-    def taken(self) -> None:
-        """Note that a member of this process has it."""
-        self._out = False
-        self._kept = None
-        self._office.tell()
-
-
-class Parcel:
-    """A message that has come.
-
-    Attributes
-    ----------
-    source : int
-        The member that sent it.
-    head : bytes
-        What it says.
-    body : memoryview or None
-        Its body, as bytes; where it was asked for with `borrow`, perhaps the sender's memory:
-        read-only, and to be given back by `release`.
-    """
-
-    __slots__ = ("_sending", "body", "head", "source")
-
-    def __init__(self, source: int, head: bytes, body: Any, sending: Sending | None) -> None:
-        self.source = source
-        self.head = head
-        self.body = body
-        self._sending = sending
-
-    def release(self) -> None:
-        """Let the sender have its memory back; the body must not be read any more."""
-        sending, self._sending = self._sending, None
-        if sending is not None:
-            self.body = None
-            sending.taken()
 
 
 class Receiving:
@@ -219,7 +141,7 @@ class Receiving:
             What is waited in; or what `Team.waiting` returned.
         """
         mail = self._channel.mail
-        waiting = _waiting(mail.team, label)
+        waiting = waiting_in(mail.team, label)
         missing = () if self.source is None else (self.source,)
         try:
             parcel: Parcel = mail.office.until(lambda: self.test(False), waiting, missing)
@@ -424,7 +346,3 @@ def _drop(office: Office, arrival: Arrival) -> None:
     if arrival.tag:
         memory = np.empty(arrival.nbytes, np.uint8).data
         keep((office.receive(arrival.rank, arrival.tag, memory), memory))
-
-
-def _waiting(team: Team, label: Any) -> Any:
-    return label if isinstance(label, Waiting) else team.waiting(label)

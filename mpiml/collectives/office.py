@@ -1,4 +1,7 @@
-"""Where the mail of one process comes in, for all its members of a team."""
+"""Where the mail of one process comes in, for all its members of a team.
+
+A process that ends says so to the others: who waits for a member of it then gets an error.
+"""
 
 import contextlib
 import itertools
@@ -9,9 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from mpiml.collectives.messages import keep, rest
+from mpiml.collectives.over import GUESTS
 from mpiml.collectives.room import SLICE
 from mpiml.collectives.team import PlainHooks, Team
-from mpiml.errors import ServiceGoneError
+from mpiml.errors import RankFailedError, ServiceGoneError
 
 __all__ = ["Arrival", "Office"]
 
@@ -70,6 +74,9 @@ class Office:
         self._turn = threading.Lock()  # of who looks into MPI; never held in a wait
         self._coming: dict[int, deque[tuple[Any, bytearray]]] = {}
         self._left: set[int] = set()  # ranks that send nothing any more
+        self._farewells: list[Any] | None = (
+            None  # requests, once the others are told of the end
+        )
         self._comm: Any = None
         self._status: Any = None
         self._byte: Any = None
@@ -82,6 +89,7 @@ class Office:
             self._comm = own_duplicate(team.comm, f"mpiml mail of {team.title}")
             self._status = MPI.Status()
             self._byte, self._anyone = MPI.BYTE, MPI.ANY_SOURCE
+            GUESTS.add(self)
 
     # -- boxes ---------------------------------------------------------------------------------
 
@@ -153,6 +161,7 @@ class Office:
             now = time.monotonic()
             if now - looked >= SLICE:
                 looked = now
+                self.look_for(missing)
                 waiting(missing)
             if self.outside:  # nothing wakes it
                 rest(now - begun)
@@ -160,6 +169,24 @@ class Office:
             with self._ready:
                 if self.news == news:
                     self._ready.wait(SLICE)
+
+    def look_for(self, missing: Sequence[int]) -> None:
+        """Look whether members that are waited for may still send something.
+
+        Raises
+        ------
+        RankFailedError
+            The process of one has ended. What it sent before has been taken in.
+        """
+        for member in missing if self._left else ():
+            if self.team.ranks[member] in self._left:
+                name = self.team.names[member]
+                raise RankFailedError(
+                    f"{self.team.title}: {name} has ended, or has freed the communicator, and will "
+                    f"never send what {self.team.names[self.team.index]} waits for. Look for its "
+                    "own error above; make the same calls on every member.",
+                    (member,),
+                )
 
     # -- MPI -----------------------------------------------------------------------------------
 
@@ -239,16 +266,15 @@ class Office:
             comm, self._comm = self._comm, None
         if MPI.Is_finalized() or self.team.spoiled:
             return
-        others = [rank for rank in range(comm.size) if rank != comm.rank]
-        # The last message of each: what it sent before has come, since heads keep their order.
-        requests = [comm.Isend([b"", MPI.BYTE], rank, _HEADS) for rank in others]
-        limit = time.monotonic() + self._limit
         self._comm = comm
+        requests = self._say_farewell()
+        others = comm.size - 1
+        limit = time.monotonic() + self._limit
         done = False
         while not done and time.monotonic() < limit:
             self.progress()
             requests = [request for request in requests if not request.Test()]
-            done = not requests and len(self._left) == len(others)
+            done = not requests and len(self._left) == others
             if not done:
                 time.sleep(1e-4)
         with self._turn:
@@ -259,3 +285,22 @@ class Office:
         if done and all(gone) and not waiting:
             with contextlib.suppress(MPI.Exception):
                 comm.Free()
+
+    def leave_at_end(self) -> None:
+        """Tell the other processes that this one ends, if the mail is open. Local."""
+        from mpi4py import MPI
+
+        if self._comm is not None and not MPI.Is_finalized():
+            with contextlib.suppress(MPI.Exception):  # of peers that have died
+                keep(self._say_farewell())
+
+    def _say_farewell(self) -> list[Any]:
+        """Tell the other processes that nothing more comes from here; return the requests.
+
+        It is the last message: what was sent before has come, since heads keep their order.
+        """
+        if self._farewells is None:
+            comm, last = self._comm, (b"", self._byte)
+            others = [rank for rank in range(comm.size) if rank != comm.rank]
+            self._farewells = [comm.Isend(last, rank, _HEADS) for rank in others]
+        return self._farewells

@@ -7,7 +7,6 @@ does. Messages carry the number of the call, so that what a failed call has left
 dropped later.
 """
 
-import re
 import struct
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -19,9 +18,9 @@ from mpiml.collectives.mail import INLINE, Parcel, Receiving, mail_of
 from mpiml.collectives.neighbors.edges import Edges
 from mpiml.collectives.neighbors.leaves import Leaves
 from mpiml.collectives.neighbors.snapshots import Snapshot, Snapshots
-from mpiml.collectives.regions import first_difference
+from mpiml.collectives.neighbors.wording import mismatch, refusal
 from mpiml.collectives.team import Team
-from mpiml.errors import MpimlError, UsageError
+from mpiml.errors import MpimlError
 
 __all__ = ["AHEAD", "Block", "Exchange", "exchange_of"]
 
@@ -206,7 +205,11 @@ class Exchange:
             late[:] = [to for to in late if len(self._ahead[to]) >= AHEAD]
             return not late
 
-        self._office.until(there, lambda _: waiting(late))
+        def look(_: Any) -> None:
+            self._office.look_for(late)
+            waiting(late)
+
+        self._office.until(there, look)
 
     def _late(self, targets: Mapping[int, float]) -> list[int]:
         """Return the targets that have yet to take what calls before have sent."""
@@ -222,7 +225,7 @@ class Exchange:
             text = parcel.head[_CREDIT.size :].decode("utf-8", "replace")
             for number, label in self._sent:
                 if number == call and label.hash != hash_:
-                    raise self._mismatch(parcel.source, call, text, label, call)
+                    raise mismatch(self.team, parcel.source, call, text, label, call)
 
     def _say_what_was_expected(self, edges: Edges, label: Label) -> None:
         """Tell sources that hear nothing from here what they should have sent.
@@ -257,41 +260,11 @@ class Exchange:
             self._credit.send(source, _CREDIT.pack(call, 0))
             raise _Stale
         if kind == _NO:
-            raise self._refusal(source, text)
+            raise refusal(self.team, source, text)
         if call == self._calls and hash_ == label.hash and size == nbytes:
             return float(factor)
         text = self._heard.get((source, hash_), "")
-        raise self._mismatch(source, call, text, label, self._calls)
-
-    def _refusal(self, source: int, text: str) -> UsageError:
-        head, place, _ = [*text.split("\n", 2), "", ""][:3]
-        call, _, why = head.removesuffix("()").partition(REFUSED)
-        at = f" at {place}" if place else ""
-        return UsageError(
-            f"{self.team.title}: {self.team.names[source]} could not take part in {call}{at}: "
-            f"{why} This is {self.team.names[self.team.index]}."
-        )
-
-    def _mismatch(
-        self, source: int, call: int, text: str, label: Label, own_call: int
-    ) -> UsageError:
-        names = self.team.names
-        here, there = names[self.team.index], names[source]
-        own, theirs = label.text().split("\n", 2), [*text.split("\n", 2), "", ""][:3]
-        if call != own_call:
-            what = f"{own[0]} as call {own_call} on {here} and {theirs[0]} as {call} on {there}"
-        elif own[0] != theirs[0]:
-            what = f"{own[0]} at {own[1]} on {here}, and {theirs[0]} at {theirs[1]} on {there}"
-        else:
-            difference = first_difference([own[2], theirs[2]]) or "other arrays"
-            difference = re.sub(
-                r"\(member ([01])\)", lambda m: f"({(here, there)[int(m[1])]})", difference
-            )
-            what = f"{own[0]} with other arrays: {difference}"
-        return UsageError(
-            f"{self.team.title}: expected the same call on neighbours, got {what}. Make the same "
-            "calls in the same order, with the same shapes and dtypes, on every member."
-        )
+        raise mismatch(self.team, source, call, text, label, self._calls)
 
     def statistics(self) -> dict[str, int]:
         """Return how many calls there were, and what the mail has counted."""
@@ -301,7 +274,15 @@ class Exchange:
 class _Incoming:
     """What comes in during one call. Local."""
 
-    __slots__ = ("_blocks", "_exchange", "_label", "_memories", "_nbytes", "_parcels", "_pending")
+    __slots__ = (
+        "_blocks",
+        "_exchange",
+        "_label",
+        "_memories",
+        "_nbytes",
+        "_parcels",
+        "_pending",
+    )
 
     def __init__(self, exchange: Exchange, edges: Edges, nbytes: int, label: Label) -> None:
         self._exchange = exchange
@@ -322,9 +303,8 @@ class _Incoming:
                 office.progress(True)
                 if self._there():
                     break
-            else:  # now it is worth the while to be told of the others
-                waiting = exchange.team.waiting(self._label)
-                office.until(self._there, lambda _: waiting(list(pending)))
+            else:
+                self._wait()
         except BaseException:
             for parcel in self._parcels:
                 parcel.release()
@@ -333,6 +313,16 @@ class _Incoming:
                     receiving.leave()
             raise
         return [self._blocks[source] for source in sources]
+
+    def _wait(self) -> None:
+        exchange, pending = self._exchange, self._pending
+        waiting = exchange.team.waiting(self._label)
+
+        def look(_: Any) -> None:
+            exchange._office.look_for(list(pending))
+            waiting(list(pending))
+
+        exchange._office.until(self._there, look)
 
     def release(self) -> None:
         """Give the memory of the blocks back."""

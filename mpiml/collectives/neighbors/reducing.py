@@ -106,7 +106,6 @@ def mixed(
     team: Team, exchange: Exchange, edges: Edges, x: Any, out: Any, name: str | None, where: str
 ) -> Any:
     """Return this member's part of a round of averaging. Collective over neighbours."""
-
     try:
         leaves, label = _prepared(edges, x, out, name, where)
     except Exception as error:
