@@ -341,7 +341,7 @@ class Team:
 
     def close(self) -> None:
         """Let go of what belongs to the team. Local; its communicator is its maker's."""
-        for function in self._closing:
+        for function in reversed(self._closing):  # what was made last may need the others
             function()
         self._closing.clear()
         self.kept.clear()

@@ -81,9 +81,11 @@ public:
         if (!words_.close(patience(timeout_us, "Gate.snapshot", release)))
             return std::nullopt;
         std::memcpy(to.data(), from.data(), from.size());
-        if (clear)  // all zero bits are zero in every dtype
-            std::memset(from.data(), 0, from.size());
         const std::uint64_t version = words_.version();
+        if (clear) {
+            std::memset(from.data(), 0, from.size());  // which is zero in every dtype
+            words_.count(1);  // an update too: who reads from afar compares versions
+        }
         if (!words_.open())  // others took this member for dead and wrote meanwhile
             return std::nullopt;
         return version;

@@ -14,7 +14,7 @@ from mpiml.collectives.onesided.layout import (
 from mpiml.collectives.onesided.memory import Block
 from mpiml.errors import UsageError
 
-__all__ = ["Adder", "Rows", "Staleness"]
+__all__ = ["Adder", "Meter", "Rows", "Staleness"]
 
 _EVERY: Final = 16  # adds, one of which is measured: to look costs a cache line of each member
 
@@ -29,6 +29,24 @@ class Staleness(NamedTuple):
     samples: int
     mean: float
     largest: int
+
+
+class Meter:
+    """Gathers what `Staleness` tells. Local."""
+
+    def __init__(self) -> None:
+        self._samples = self._total = self._largest = 0
+
+    def note(self, stale: int) -> None:
+        """Take a sample."""
+        self._samples += 1
+        self._total += stale
+        self._largest = max(self._largest, stale)
+
+    def staleness(self) -> Staleness:
+        """Return what has been measured."""
+        mean = self._total / self._samples if self._samples else 0.0
+        return Staleness(self._samples, mean, self._largest)
 
 
 class Rows(NamedTuple):
@@ -68,7 +86,7 @@ class Adder:
         self.title = title
         self.adds = 0
         self._mark: int | None = None
-        self._samples = self._total = self._largest = 0
+        self._meter = Meter()
 
     # -- what a call says ----------------------------------------------------------------------
 
@@ -191,11 +209,8 @@ class Adder:
         """Measure, if the time of the read is known."""
         if self._mark is None:
             return
-        stale = self.block.gate.version() - self._mark
+        self._meter.note(self.block.gate.version() - self._mark)
         self._mark = None
-        self._samples += 1
-        self._total += stale
-        self._largest = max(self._largest, stale)
 
     def after(self, updates: int) -> None:
         """Count, and note when the member may read again."""
@@ -205,5 +220,4 @@ class Adder:
 
     def staleness(self) -> Staleness:
         """Return what has been measured."""
-        mean = self._total / self._samples if self._samples else 0.0
-        return Staleness(self._samples, mean, self._largest)
+        return self._meter.staleness()

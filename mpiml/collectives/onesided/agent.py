@@ -13,6 +13,7 @@ from typing import Any, Final
 from mpiml.collectives.messages import rest
 from mpiml.collectives.over import OVER, THREADED
 from mpiml.collectives.team import Team
+from mpiml.errors import ServiceGoneError
 
 __all__ = ["Agent", "agent_of"]
 
@@ -59,10 +60,6 @@ class Agent:
         if thread is not None:
             thread.join(_LAST)
 
-    def wake(self) -> None:
-        """Have it look at once. Local."""
-        self._wake.set()
-
     def close(self) -> None:
         """Call nothing any more."""
         for turn in list(self._turns):
@@ -75,6 +72,8 @@ class Agent:
             try:
                 with self._calling:
                     busy = any([turn() for turn in self._turns])
+            except ServiceGoneError:  # the mail is closed: the end of the team
+                return
             except BaseException as error:
                 self.error = error  # whoever waits here raises it
                 raise
@@ -92,5 +91,7 @@ def agent_of(team: Team) -> Agent:
     """Return the agent of a team in this process, made once. Local."""
     shared: dict[Any, Any] = team.room.shared
     agent: Agent = shared.setdefault(_KEY, Agent(team.title))
-    team.closes(agent.close)
+    if _KEY not in team.kept:
+        team.kept[_KEY] = agent
+        team.closes(agent.close)
     return agent

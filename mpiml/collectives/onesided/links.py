@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from mpiml.collectives.mail import Channel, Parcel, Sending
+from mpiml.collectives.onesided.agent import Agent
 from mpiml.collectives.onesided.records import (
     ADD,
     ASSIGN,
@@ -25,7 +26,7 @@ from mpiml.collectives.onesided.records import (
     pack_rows,
 )
 from mpiml.collectives.team import Team
-from mpiml.errors import RankFailedError
+from mpiml.errors import RankFailedError, ServiceGoneError
 
 __all__ = ["AHEAD", "Link"]
 
@@ -47,10 +48,15 @@ class Link:
         To the host and back.
     to : int
         The member that serves the host's memory.
+    agent : Agent
+        Of this process: what ended it is raised in waits.
     """
 
-    def __init__(self, team: Team, asks: Channel, answers: Channel, to: int) -> None:
+    def __init__(
+        self, team: Team, asks: Channel, answers: Channel, to: int, agent: Agent
+    ) -> None:
         self._team = team
+        self._agent = agent
         self._asks, self._answers = asks, answers
         self._to = to
         self._lock = threading.Lock()
@@ -273,6 +279,10 @@ class Link:
 
         def test() -> bool:
             self.turn()
+            if self._agent.error is not None:
+                raise ServiceGoneError(
+                    f"{label}: the thread that serves memory here ended: {self._agent.error!r}"
+                )
             return bool(self._failed) or ready()
 
         if not ready():

@@ -67,6 +67,7 @@ class Block:
     ) -> None:
         whole = memoryview(memory)
         self._team = team
+        self._writer = writer
         self.data = whole[spot.data : spot.data + spot.nbytes]  #: all arrays, as bytes
         self.gate = Gate(whole[spot.gate : spot.gate + spot.gate_nbytes], writer, writers)
         self.lock = whole[spot.data - _LOCK : spot.data]  #: of the kernels' ways with one
@@ -130,9 +131,9 @@ class Block:
         closed_by = gate.closed_by
         writers = gate.inside() + ([closed_by] if closed_by >= 0 else [])
         local = self._team.local
-        mine = local.index(self._team.index)
         # The last writer of a gate acts for other hosts, in the process of the first member.
-        return sorted({local[w] if w < len(local) else local[0] for w in writers if w != mine})
+        others = [w for w in writers if w != self._writer]
+        return sorted({local[w] if w < len(local) else local[0] for w in others})
 
     def stuck(self, error: TimeoutError, label: Any) -> RankFailedError:
         """Return the error for a gate that stayed closed."""

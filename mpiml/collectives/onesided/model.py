@@ -35,6 +35,7 @@ class Model(Held):
         self._block = memory.block(self.index)
         self._adder = Adder(self._block, layout, self.title)
         self._add_at = f"{self.title}.add_at"
+        self._axes = [view.ndim for view in self._block.views]
         views = self._block.views
         self.raw = unflatten(layout.treedef, views)
         self.tree = unflatten(layout.treedef, [_read_only(view) for view in views])
@@ -47,6 +48,11 @@ class Model(Held):
     @property
     def version(self) -> int:
         """How many updates the model has had, by anybody."""
+        return self._block.gate.version()
+
+    @property
+    def _known(self) -> int:
+        """The version, as far as it is known here: nobody is asked."""
         return self._block.gate.version()
 
     def snapshot(self) -> tuple[Any, int]:
@@ -128,11 +134,15 @@ class Model(Held):
         number = adder.layout.number(name, where)
         if self._closed:
             self._open("add_at")
-        if type(indices) is not np.ndarray or type(values) is not np.ndarray:
-            indices, values = adder.at(number, indices, values, where)
-        try:  # as they are, mostly
-            adder.add_at(number, indices, values, scale)
-        except (ValueError, BufferError):  # this makes them fit, or says what is wrong
+        plain = type(indices) is np.ndarray and type(values) is np.ndarray
+        if plain and indices.ndim == values.ndim == self._axes[number] == 1:
+            try:  # as they are, mostly
+                adder.add_at(number, indices, values, scale)
+            except (ValueError, BufferError):  # this makes them fit, or says what is wrong
+                plain = False
+        else:
+            plain = False
+        if not plain:
             indices, values = adder.at(number, indices, values, where)
             adder.add_at(number, indices, values, scale)
         self._added_at(number, indices, values, scale)
@@ -183,6 +193,7 @@ class Model(Held):
 
         Without it, some adds are measured from the end of the add before.
         """
+        self._open("mark")
         self._adder.mark()
 
     def staleness(self) -> Staleness:
@@ -194,7 +205,7 @@ class Model(Held):
         return {
             **super().statistics(),
             "adds": self._adder.adds,
-            "version": self.version,
+            "version": self._known,
             "staleness": self.staleness()._asdict(),
         }
 

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from mpiml.collectives.onesided.adding import Rows, Staleness
+from mpiml.collectives.onesided.adding import Meter, Rows, Staleness
 from mpiml.collectives.onesided.layout import Layout, flat_indices
 from mpiml.collectives.onesided.memory import Block
 from mpiml.collectives.onesided.remote import Route
@@ -38,7 +38,8 @@ class Copy:
         self._offsets = [regions.leaf(number)[0] for number in range(len(regions.leaves))]
         self._pulls = 0
         self._mark: tuple[int, int] | None = None  # version, and own updates in it
-        self._samples = self._total = self._largest = 0
+        self._meter = Meter()
+        self.known = 0  #: the home's version, when it was last heard of
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -98,7 +99,13 @@ class Copy:
 
     def version(self) -> int:
         """Return how many updates the home has had."""
-        return self.route.link.mark(self.route.block).version
+        self.known = self.route.link.mark(self.route.block).version
+        return self.known
+
+    def snapshot(self, out: Any) -> int:
+        """Copy the home's arrays between two updates; return its version."""
+        self.known = self.route.snapshot(out, "SharedModel.snapshot")
+        return self.known
 
     # -- writing -------------------------------------------------------------------------------
 
@@ -123,6 +130,7 @@ class Copy:
         """Note the home's version: how stale the next addition is counts from it."""
         said = self.route.link.mark(self.route.block)
         self._mark = said.version, said.own
+        self.known = said.version
         self.route.link.mark_next()
 
     def _look(self) -> None:
@@ -133,12 +141,9 @@ class Copy:
         self.route.link.seen = None
         stale = (seen.version - seen.own) - (self._mark[0] - self._mark[1])
         self._mark = None
-        self._samples += 1
-        self._total += stale
-        self._largest = max(self._largest, stale)
+        self._meter.note(stale)
 
     def staleness(self) -> Staleness:
         """Return what has been measured."""
         self._look()
-        mean = self._total / self._samples if self._samples else 0.0
-        return Staleness(self._samples, mean, self._largest)
+        return self._meter.staleness()

@@ -14,7 +14,6 @@ from mpiml.collectives.onesided.serving import Serving
 from mpiml.collectives.onesided.windows import Reads, open_windows
 from mpiml.collectives.regions import Regions
 from mpiml.collectives.team import Team
-from mpiml.errors import ServiceGoneError
 
 __all__ = ["Remote", "Route"]
 
@@ -150,7 +149,9 @@ class Remote:
         leader = next(i for i in range(team.size) if team.hosts[i] == team.hosts[member])
         link = self._links.get(leader)
         if link is None:
-            link = self._links[leader] = Link(self._team, self._asks, self._answers, leader)
+            link = self._links[leader] = Link(
+                self._team, self._asks, self._answers, leader, self._agent
+            )
             self._agent.add(link.turn)
         writers = team.hosts.count(team.hosts[member]) + 1
         reads = self._opened.reads(leader, link)
@@ -159,10 +160,6 @@ class Remote:
 
     def flush(self) -> None:
         """Wait until everything this member has sent is applied. Local."""
-        if self._agent.error is not None:
-            raise ServiceGoneError(
-                f"{self._asks.title}: the thread that serves it ended: {self._agent.error!r}"
-            )
         for link in self._links.values():
             link.flush()
 
@@ -175,6 +172,10 @@ class Remote:
         self._opened.close()
 
     def abandon(self) -> None:
-        """Serve no more; the window stays until the team ends. Local."""
+        """Send no more. Local.
+
+        This host's memory is served on, to those who have not left; the window stays, too, until
+        the team ends.
+        """
         for link in self._links.values():
             self._agent.remove(link.turn)

@@ -24,6 +24,7 @@ from mpiml.collectives.onesided.ring_token import WORDS, Carrier
 __all__ = ["RingModel"]
 
 _SEEN: Final = struct.Struct("<qq")
+_ROUNDS: Final = 1000  # of looking for the token at the end: it may have gone with who had it
 
 
 class RingModel(Model):
@@ -281,9 +282,11 @@ class RingModel(Model):
         Collective over the members. A member that waits here has no turn meanwhile: the token
         passes over it.
         """
-        self._meet("barrier")
-        if self._ring is not None:
-            self._ring.back()
+        try:
+            self._meet("barrier")
+        finally:
+            if self._ring is not None:
+                self._ring.back()
 
     def _meet(self, call: str) -> None:
         """Step aside, flush, and wait for the others. Collective over the members."""
@@ -309,8 +312,9 @@ class RingModel(Model):
         if self._ring is not None:
             label = Label("RingModel.close", name=self._name)
             with self._team.round(label):  # until the token is somewhere, not under way
-                while not any(self._team.exchange(b"1" * self._ring.settle(), label)):
-                    pass
+                for _ in range(_ROUNDS):
+                    if any(self._team.exchange(b"1" * self._ring.settle(), label)):
+                        break
         if self._remote is not None:
             self._remote.close()
 

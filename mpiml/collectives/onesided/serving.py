@@ -12,6 +12,7 @@ import numpy as np
 
 from mpiml._native import hogwild_add, hogwild_add_rows
 from mpiml.collectives.mail import Channel, Parcel, Sending
+from mpiml.collectives.messages import Waiting
 from mpiml.collectives.onesided.memory import Block, HostMemory
 from mpiml.collectives.onesided.records import (
     ADD,
@@ -31,6 +32,7 @@ __all__ = ["Serving"]
 
 _TURN: Final = 64  # requests in a row before acknowledgements go out
 _GATE_US: Final = 10_000_000  # how long a gate may stay closed: whoever holds it is dead
+_SLICE_US: Final = 10_000  # how long a snapshot waits at a go
 _CHANGES: Final = (ADD, ROWS, ASSIGN)
 
 
@@ -61,10 +63,15 @@ class Serving:
         self._errors: dict[int, str] = {}
         self._sendings: list[Sending] = []
         self._until = 0.0  # when to stop looking for what others read
+        # snapshots that wait for a writer: who asks, and the wait
+        self._held: list[tuple[Ask, int, Waiting]] = []
 
     def turn(self) -> bool:
         """Do what has come; return whether there was anything."""
         self._sendings = [sending for sending in self._sendings if not sending.test()]
+        held, self._held = self._held, []
+        for ask, member, waiting in held:
+            self._snapshot(ask, member, waiting)
         news: set[int] = set()
         for _ in range(_TURN):
             parcel = self._asks.poll()
@@ -76,12 +83,15 @@ class Serving:
                 self._change(ask, parcel)
             elif ask.kind == LOOK:
                 self._until = time.monotonic() + LOOKS
+            elif ask.kind == SNAPSHOT:
+                waiting = self._memory.team.waiting(f"{self._asks.title}: a snapshot")
+                self._snapshot(ask, parcel.source, waiting)
             else:
                 self._answer(ask, parcel.source)
         for member in news:
             self._acknowledge(member)
         looks = self._until > 0 and time.monotonic() < self._until
-        return bool(news) or bool(self._sendings) or looks
+        return bool(news or self._sendings or self._held) or looks
 
     # -- changes -------------------------------------------------------------------------------
 
@@ -145,26 +155,33 @@ class Serving:
     def _answer(self, ask: Ask, member: int) -> None:
         said = Said(ask.kind, 0, 0, ask.number, 0, 0, 0)
         body: Any = None
-        try:
-            if ask.kind == READ:
-                body = memoryview(self._memory.memory)[ask.first : ask.first + ask.count]
-            else:
-                block = self._blocks[ask.block]
-                own = self._own.get((member, ask.block), 0)
-                version = block.gate.version()
-                if ask.kind == SNAPSHOT:
-                    body = np.empty(self._memory.regions.nbytes, np.uint8)
-                    version = self._snapshot(block, body, bool(ask.first))
-                said = said._replace(version=version, own=own)
-        except Exception as error:
-            said, body = said._replace(kind=FAILED), f"{type(error).__name__}: {error}".encode()
+        if ask.kind == READ:
+            body = memoryview(self._memory.memory)[ask.first : ask.first + ask.count]
+        else:
+            version = self._blocks[ask.block].gate.version()
+            said = said._replace(version=version, own=self._own.get((member, ask.block), 0))
         self._send(member, said, body)
 
-    def _snapshot(self, block: Block, out: Any, clear: bool) -> int:
-        version = block.gate.snapshot(block.data, out, _GATE_US, clear)
-        if version is None:
-            raise block.stuck(TimeoutError("no snapshot within 10 s"), self._asks.title)
-        return version
+    def _snapshot(self, ask: Ask, member: int, waiting: Waiting) -> None:
+        """Take a snapshot and send it; or, while somebody is within an update, note to do so.
+
+        The gate is closed for a short time at a go, so that others can add in between.
+        """
+        block = self._blocks[ask.block]
+        said = Said(ask.kind, 0, 0, ask.number, 0, 0, 0)
+        body: Any = np.empty(self._memory.regions.nbytes, np.uint8)
+        try:
+            version = block.gate.snapshot(block.data, body, _SLICE_US, bool(ask.first))
+            if version is None:
+                waiting(block.holders())
+                self._held.append((ask, member, waiting))
+                return
+        except BaseException as error:  # that a writer has died, or that the program stops
+            text = f"{type(error).__name__}: {error}".encode()
+            self._send(member, said._replace(kind=FAILED), text)
+            return
+        own = self._own.get((member, ask.block), 0)
+        self._send(member, said._replace(version=version, own=own), body)
 
     def _send(self, member: int, said: Said, body: Any) -> None:
         self._sendings.append(self._answers.send(member, said.pack(), body))

@@ -104,7 +104,14 @@ class SharedModel(Model):
     @property
     def version(self) -> int:
         """How many updates the model has had, by all members. Away from home it is asked for."""
-        return super().version if self._copy is None else self._copy.version()
+        if self._copy is None:
+            return super().version
+        self._open("version")
+        return self._copy.version()
+
+    @property
+    def _known(self) -> int:
+        return super()._known if self._copy is None else self._copy.known
 
     def pull(self, name: Any = None, indices: Any = None) -> None:
         """Bring this host's copy up to date with the home. Local; at home nothing is to do.
@@ -128,7 +135,7 @@ class SharedModel(Model):
     def _snapshot(self, out: Any) -> int:
         if self._copy is None:
             return super()._snapshot(out)
-        return self._copy.route.snapshot(out, "SharedModel.snapshot")
+        return self._copy.snapshot(out)
 
     # -- writing -------------------------------------------------------------------------------
 
@@ -170,6 +177,7 @@ class SharedModel(Model):
         Without it, some adds are measured from the end of the add before; away from home from
         some of the pulls.
         """
+        self._open("mark")
         (self._copy or self._adder).mark()
 
     def staleness(self) -> Staleness:
@@ -177,6 +185,13 @@ class SharedModel(Model):
         return (self._copy or self._adder).staleness()
 
     # -- together ------------------------------------------------------------------------------
+
+    def statistics(self) -> dict[str, Any]:
+        """Return size, way of working and what was measured, for logs.
+
+        Away from home ``version`` is the last one that was heard of: nobody is asked.
+        """
+        return super().statistics()
 
     def barrier(self) -> None:
         """Wait until every member is here; what any added before is in the model then.

@@ -60,7 +60,7 @@ class Here:
         """Set leaves."""
         block = self.block
         if number is None:
-            block.assign(leaves, label)
+            block.assign(list(leaves), label)
             return
         block.enter(label)
         try:

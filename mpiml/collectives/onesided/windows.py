@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from mpiml.collectives.messages import complete, keep, rest
+from mpiml.collectives.messages import Waiting, complete, keep, rest
 from mpiml.collectives.onesided.links import Link
 from mpiml.collectives.onesided.memory import HostMemory
 from mpiml.collectives.onesided.records import LOOKS
@@ -162,9 +162,51 @@ def open_windows(memory: HostMemory, label: Any) -> Opened:
         return Opened(team, None, lambda: None, why)
     said = team.exchange(b"1" if team.index == memory.leader else b"", label)
     served = any(said[member] for member in team.housemates)
-    made = team.share(b"", lambda _: _window(team, memory.memory if served else None), label)
-    window, free = made
-    return Opened(team, window, free, "")
+
+    def make(_: list[bytes]) -> tuple[Any, str]:
+        return _made(team, memory.memory if served else None, team.waiting(label))
+
+    window, wrong = team.share(b"", make, label)
+    if wrong:
+        return Opened(team, None, lambda: None, f"a window was refused: {wrong}")
+    return Opened(team, window, lambda: _windows().free(window), "")
+
+
+def _made(team: Team, memory: Any, waiting: Waiting) -> tuple[Any, str]:
+    """Return a window over memory of this process, locked; or what is wrong on some process.
+
+    Collective over the processes: all have one, or none.
+    """
+    from mpi4py import MPI
+
+    window, wrong = None, ""
+    try:
+        window = _create(memory, team.comm)
+        window.Lock_all(MPI.MODE_NOCHECK)
+    except MPI.Exception as error:
+        wrong = str(error)
+    if _anyone(team, bool(wrong), waiting):
+        if window is not None:
+            keep((window, memory))  # freeing is collective, and not all have one
+        return None, wrong or "on another process"
+    _windows().add(window, team)
+    return window, ""
+
+
+def _create(memory: Any, comm: Any) -> Any:
+    from mpi4py import MPI
+
+    return MPI.Win.Create(memory, 1, comm=comm)
+
+
+def _anyone(team: Team, here: bool, waiting: Waiting) -> bool:
+    """Tell whether something holds on any process. Collective over the processes."""
+    from mpi4py import MPI
+
+    found = bytearray(1)
+    own = [bytes([here]), MPI.UINT8_T]
+    complete(team.comm.Iallreduce(own, [found, MPI.UINT8_T], MPI.MAX), waiting)
+    return bool(found[0])
 
 
 class _Windows:
@@ -174,30 +216,46 @@ class _Windows:
     """
 
     def __init__(self) -> None:
-        self._open: dict[int, tuple[Any, Any]] = {}
+        self._open: dict[int, tuple[Any, Team]] = {}
         atexit.register(
             self.free_all
         )  # before MPI is finalised: what is registered last is first
 
-    def add(self, window: Any, comm: Any) -> None:
-        self._open[id(window)] = window, comm
+    def add(self, window: Any, team: Team) -> None:
+        """Note an open window; it is freed with its team, if it is not before."""
+        self._open[id(window)] = window, team
+        if _KEY not in team.kept:
+            team.kept[_KEY] = self
+            team.closes(lambda: self.free_of(team))
 
     def free(self, window: Any) -> None:
         """Free it, once. Collective over its processes."""
         from mpi4py import MPI
 
-        if self._open.pop(id(window), None) is not None and not MPI.Is_finalized():
+        _, team = self._open.pop(id(window), (None, None))
+        if team is not None and not team.spoiled and not MPI.Is_finalized():
             window.Unlock_all()
             window.Free()
+
+    def forget(self, window: Any) -> None:
+        """Never free it: somebody waits in it."""
+        self._open.pop(id(window), None)
+        keep(window)
+
+    def free_of(self, team: Team) -> None:
+        """Free those of a team, in the order in which they were made. Collective."""
+        for window, its in list(self._open.values()):
+            if its is team:
+                self.free(window)
 
     def free_all(self) -> None:
         """Free what is left; give up where others do not come."""
         from mpi4py import MPI
 
-        for window, comm in list(self._open.values()):
-            if MPI.Is_finalized():
+        for window, team in list(self._open.values()):
+            if MPI.Is_finalized() or team.comm is None:
                 return
-            request = comm.Ibarrier()
+            request = team.comm.Ibarrier()
             limit = time.monotonic() + _LAST
             while not request.Test():
                 if time.monotonic() > limit:
@@ -209,21 +267,6 @@ class _Windows:
 @functools.cache  # made once MPI is there
 def _windows() -> _Windows:
     return _Windows()
-
-
-def _window(team: Team, memory: Any) -> tuple[Any, Callable[[], None]]:
-    """Return a window over memory of this process, locked, and what frees it."""
-    from mpi4py import MPI
-
-    window = MPI.Win.Create(memory, 1, comm=team.comm)
-    window.Lock_all(MPI.MODE_NOCHECK)
-    _windows().add(window, team.comm)
-
-    def free() -> None:
-        _windows().free(window)
-
-    team.closes(free)
-    return window, free
 
 
 # -- the self-test -----------------------------------------------------------------------------
@@ -240,7 +283,7 @@ def _why_not(team: Team, label: Any) -> str:
     elif b"windows" in asked:
         why = ""
     else:
-        own = team.share(b"", lambda _: _try(team), label)
+        own = team.share(b"", lambda _: _try(team, team.waiting(label)), label)
         said = team.exchange(own.encode(), label)
         wrong = next((i for i, text in enumerate(said) if text), None)
         why = ""
@@ -251,45 +294,42 @@ def _why_not(team: Team, label: Any) -> str:
     return why
 
 
-def _try(team: Team) -> str:
+def _try(team: Team, waiting: Waiting) -> str:
     """Return what is wrong with windows of this library, here. Collective over the processes."""
-    from mpi4py import MPI
-
     comm = team.comm
     memory = mmap.mmap(-1, 8 * SIZES[-1])
-    mine = np.frombuffer(memory, np.float64)
-    mine[:] = np.arange(SIZES[-1]) + comm.rank
-    try:
-        window, free = _window(team, memory)
-    except MPI.Exception as error:
-        return f"no window: {error}"
+    np.frombuffer(memory, np.float64)[:] = np.arange(SIZES[-1]) + comm.rank
+    window, found = _made(team, memory, waiting)
+    if found:
+        return found
     target = (comm.rank + 1) % comm.size
-    found = ""
     stuck = False
     for size in SIZES:
-        out = np.full(size, -1.0)
-        try:
-            stuck = not _reads(window, out, target)
-        except MPI.Exception as error:
-            found = f"{size} numbers: {error}"
-        if stuck:
-            found = f"{size} numbers did not come within {_SLOW:.0f} s"
-        elif not found and not np.array_equal(out, np.arange(size) + target):
-            found = f"{size} numbers came wrong"
+        found, stuck = _right(window, size, target)
         if found:
             break
     # Freeing is collective: nobody frees where one waits in vain.
-    anyone = bytearray(1)
-    mine_too = [bytes([stuck]), MPI.UINT8_T]
-    complete(comm.Iallreduce(mine_too, [anyone, MPI.UINT8_T], MPI.MAX), lambda: None)
-    if anyone[0]:
-        keep((window, memory))
+    if _anyone(team, stuck, waiting):
+        _windows().forget(window)
     else:
-        free()
-        del mine
+        _windows().free(window)
         with contextlib.suppress(BufferError):
             memory.close()
     return found
+
+
+def _right(window: Any, size: int, target: int) -> tuple[str, bool]:
+    """Return what is wrong with reading so many numbers, and whether the read is stuck."""
+    from mpi4py import MPI
+
+    out = np.full(size, -1.0)
+    try:
+        if not _reads(window, out, target):
+            return f"{size} numbers did not come within {_SLOW:.0f} s", True
+    except MPI.Exception as error:
+        return f"{size} numbers: {error}", False
+    same = np.array_equal(out, np.arange(size) + target)
+    return ("" if same else f"{size} numbers came wrong"), False
 
 
 def _reads(window: Any, out: "np.ndarray[Any, Any]", target: int) -> bool:

@@ -19,7 +19,9 @@ print("end", model.tree[0] == comm.size)
 
 
 @pytest.mark.parametrize("size", ["1", "2", "4"])
-def test_memory_that_nobody_closed_ends_with_the_job_without_a_word(tmp_path, mpi_launcher, size):
+def test_memory_that_nobody_closed_ends_with_the_job_without_a_word(
+    tmp_path, mpi_launcher, size
+):
     file = tmp_path / "left.py"
     file.write_text(LEFT)
     ended = mpiexec(4, file, timeout=60, env=environment(MPIML_HOST_SIZE=size)).check()

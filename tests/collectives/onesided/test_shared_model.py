@@ -197,6 +197,29 @@ def test_large_models_in_pieces(place, monkeypatch):
     everywhere(place, body, monkeypatch)
 
 
+@ways
+@places
+@pytest.mark.parametrize("make", [np.asarray, list], ids=["arrays", "lists"])
+def test_indices_mean_rows_whatever_they_are(place, way, make, monkeypatch):
+    """Where as many rows are named as there are values, too, and with axes of their own."""
+
+    def body(comm):
+        with SharedModel(comm, {"t": np.zeros((10, 2)), "v": np.zeros(8)}) as model:
+            n = model.size
+            model.add_at("t", make([1, 2]), np.ones(2))
+            model.add_at("t", make([[1], [2]]), np.ones((2, 1, 2)))
+            model.add_at("v", make([[0, 1], [2, 3]]), np.array([[1.0, 2], [3, 4]]))
+            model.add_at("v", make([4]), np.ones((1,)), 2.0)
+            model.add_at("v", np.array(5), np.array(3.0))
+            model.barrier()
+            t = np.zeros((10, 2))
+            t[[1, 2]] = 2 * n
+            assert (model["t"] == t).all()
+            assert model["v"].tolist() == [n, 2 * n, 3 * n, 4 * n, 2 * n, 3 * n, 0, 0]
+
+    everywhere(place, body, monkeypatch, way)
+
+
 # -- staleness -------------------------------------------------------------------------------
 
 
@@ -361,13 +384,28 @@ def test_a_closed_model_says_so():
         for call in (
             lambda: model.add_at("w", np.array([0]), np.ones(1)),
             lambda: model.add({"w": np.zeros(3)}),
-            model.snapshot, model.barrier, model.flush, model.pull,
+            model.snapshot, model.barrier, model.flush, model.pull, model.mark,
         ):  # fmt: skip
             with pytest.raises(ServiceGoneError, match="is closed"):
                 call()
         assert (view == 0).all()
 
     together(2, body)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_closed_model_of_several_hosts_asks_nobody(monkeypatch):
+    def body(comm):
+        with SharedModel(comm, np.zeros(3)) as model:
+            model.add(np.ones(3))
+            model.barrier()
+            version = model.version
+        assert model.statistics()["version"] == version == comm.size
+        if model.index:
+            with pytest.raises(ServiceGoneError, match="version: the model is closed"):
+                _ = model.version
+
+    everywhere("hosts of one rank", body, monkeypatch)
 
 
 # -- failure ---------------------------------------------------------------------------------
@@ -498,6 +536,32 @@ def test_a_window_that_fails_its_self_test_is_not_used(monkeypatch):
             assert (model.tree == comm.size).all()
             model.pull()
             model.barrier()
+
+    everywhere("hosts of one rank", body, monkeypatch)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_window_that_one_rank_cannot_make_is_not_used(monkeypatch):
+    from mpi4py import MPI
+
+    from mpiml.collectives.onesided import windows
+
+    def create(memory, comm, real=windows._create):
+        window = real(memory, comm)
+        if comm.rank == 1:
+            raise MPI.Exception(MPI.ERR_WIN)
+        return window
+
+    monkeypatch.setattr(windows, "_create", create)
+
+    def body(comm):
+        with SharedModel(comm, np.zeros(10)) as model:
+            assert model.statistics()["way"].startswith(
+                "messages: windows failed their self-test"
+            )
+            model.add(np.ones(10))
+            model.barrier()
+            assert (model.tree == comm.size).all()
 
     everywhere("hosts of one rank", body, monkeypatch)
 

@@ -95,6 +95,44 @@ def test_reads_are_never_torn(place, way, monkeypatch):
     everywhere(place, body, monkeypatch, way)
 
 
+@ways
+@places
+def test_a_read_waits_for_who_is_writing(place, way, monkeypatch):
+    """However long that takes; meanwhile others add to the arrays of others."""
+
+    def body(comm):
+        with Window(comm, np.zeros(3)) as window:
+            me, n = window.index, window.size
+            if me == 0:
+                with window.writing() as tree:
+                    tree[0] = 1
+                    meet(window)  # others begin to read
+                    for _ in range(20):
+                        window.accumulate(n - 1, np.ones(3)) if n > 1 else None
+                    window.flush()
+                    tree[1:] = 1
+            else:
+                meet(window)
+                assert window.read(0)[0].tolist() == [1, 1, 1]
+            window.barrier()
+            if me == n - 1 and n > 1:
+                assert window.tree.tolist() == [20, 20, 20]
+
+    everywhere(place, body, monkeypatch, way)
+
+
+def test_what_is_collected_counts_as_an_update():
+    """Else a copy from afar, which compares versions, could be torn by it."""
+
+    def body(team):
+        with Window(team, np.zeros(3)) as window:
+            window.accumulate(0, np.ones(3))
+            assert window.collect()[1] == 1
+            assert window.version == 2
+
+    together(1, body)
+
+
 @places
 def test_push_sum_with_weights_beside_the_values(place, monkeypatch):
     """BlueFog's accumulate with an associated weight: x / w becomes the mean on a ring."""

@@ -72,7 +72,7 @@ def neighbours():
 
 way = shared_model()
 window()
-# ring_model()
+ring_model()
 neighbours()
 if COMM.rank == 0:
     print(f"all is well, read by {way}")
