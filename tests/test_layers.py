@@ -295,6 +295,7 @@ FLOORS = {
             "mpiml.bench.allreduce_steps",
             "mpiml.bench.gpu",
             "mpiml.bench.gpu_ways",
+            "mpiml.bench.neighbors_inside",
             "mpiml.bench.two_hosts",
         ],
         [
@@ -303,6 +304,7 @@ FLOORS = {
             "mpiml.bench.allreduce_inside",
             "mpiml.bench.arrays",
             "mpiml.bench.idle",
+            "mpiml.bench.neighbors",
             "mpiml.bench.onesided",
             "mpiml.bench.peers",
             "mpiml.bench.rpc",

@@ -21,6 +21,7 @@ NAMES = {
     "arrays": "results and arguments of 1 KiB to 16 MiB",
     "allreduce": "sums of 8 B to 256 MiB over the ranks of a host, and over two hosts",
     "onesided": "additions to shared memory of a host and of another, beside MPI's windows",
+    "neighbors": "averages with neighbours, beside raw messages; steps beside a slow rank",
     "gpu": "sums of arrays on CUDA devices, of 8 B to 256 MiB",
     "startup": "the import, the memory of a rank, many ranks on few cores",
     "idle": "what an idle service costs, and how soon it answers",

@@ -25,6 +25,8 @@ APART = (
     *("snapshot_1MiB", "accumulate_1MiB", "push_1MiB"),
 )
 RACES = ("atomic", "racy", "spinlock", "mutex")
+NEAR = ("raw_ring", "ring", "raw_one_peer", "one_peer", "mpi", "allreduce")
+NEAR_SIZES = ("8B", "1KiB", "64KiB", "1MiB", "16MiB")
 WAYS = ("memcpy", "raw_result", "lent", "kept", "raw_push", "push", "push_futures")
 ROWS = {
     "rpc": {
@@ -40,6 +42,10 @@ ROWS = {
         *("one_1MiB", "many_1MiB", "one_16MiB", "many_16MiB", "check_off", "check_on"),
         *("halves_float32", "halves_float16", "halves_bfloat16"),
         *("apart_sgd", "fused_sgd", "apart_adam", "fused_adam", "memory_own", "memory_shared"),
+    },
+    "neighbors": {
+        *(f"{size}_{way}" for size in NEAR_SIZES for way in NEAR),
+        *(f"slow_{way}" for way in ("work", "all", "neighbours", "adpsgd")),
     },
     "onesided": {
         *(
@@ -68,7 +74,15 @@ HOSTS = {
     "onesided": {f"hosts_{way}" for way in APART},
 }  # fmt: skip
 HOST_GOALS = {"allreduce": 1, "onesided": 4}
-GOALS = {"allreduce": 29, "rpc": 16, "arrays": 4, "onesided": 8, "startup": 4, "idle": 3}
+GOALS = {
+    "allreduce": 29,
+    "neighbors": 10,
+    "rpc": 16,
+    "arrays": 4,
+    "onesided": 8,
+    "startup": 4,
+    "idle": 3,
+}
 
 
 def bench(*argv, timeout=240):
