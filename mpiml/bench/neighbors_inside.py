@@ -4,7 +4,7 @@ Raw: ``Irecv`` into buffers that are there, ``Isend`` of the array itself, ``Wai
 weighted sum by NumPy into an array that is there. Ours writes into such an array too.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -68,7 +68,7 @@ def _mpi_mean(comm: Any, x: Any, out: Any) -> None:
 
 
 def _averaging(
-    comm: Any, x: Any, out: Any, steps: list[Any], runs: list[Callable[[], Any]]
+    comm: Any, x: Any, out: Any, steps: Sequence[Any], runs: Sequence[Callable[[], Any]]
 ) -> Way:
     """Return a way that goes through the topologies of `steps` in turn."""
     rows = [t.matrix()[comm.rank] for t in steps]

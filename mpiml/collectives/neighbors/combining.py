@@ -1,5 +1,6 @@
 """Weighted sums of arrays, in blocks that stay in the cache. Pure."""
 
+import threading
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -7,7 +8,9 @@ import numpy as np
 
 __all__ = ["weighted_sum"]
 
-_BLOCK: Final = 256 << 10  # bytes: the block and its temporaries fit the second cache
+_BLOCK: Final = 1 << 20  # bytes that are added at a time: they fit the caches
+_SMALL: Final = 1 << 15  # bytes for which new memory costs little
+_own = threading.local()  # memory of each thread, for what is to be added
 
 
 def weighted_sum(
@@ -36,14 +39,13 @@ def weighted_sum(
     # what `out` overwrites must have been read before
     if not apart:
         apart = not any([np.may_share_memory(source, out) for source in sources[1:]])
-    if apart and not halves and out.nbytes <= _BLOCK:
+    if apart and not halves and out.nbytes <= _SMALL:
         _in_one(sources, weights, out)
     else:
         _in_blocks(sources, weights, out, halves, apart)
 
 
 def _in_one(sources: Sequence[Any], weights: Sequence[float], out: Any) -> None:
-    """Add what fits into the cache."""
     multiply, add = np.multiply, np.add
     with np.errstate(all="ignore"):
         multiply(sources[0], weights[0], out)
@@ -57,7 +59,7 @@ def _in_blocks(
     dtype = np.dtype(np.float32) if halves else out.dtype
     block = max(min(_BLOCK // dtype.itemsize, out.size), 1)
     total = np.empty(block, dtype) if halves or not apart else None
-    scratch = np.empty(block, dtype)
+    scratch = _scratch()[: block * dtype.itemsize].view(dtype)
     first, *rest = zip(sources, weights, strict=True)
     with np.errstate(all="ignore"):
         for at in range(0, out.size, block):
@@ -71,6 +73,14 @@ def _in_blocks(
                 np.add(sum_, t, out=sum_)
             if total is not None:
                 target[...] = sum_
+
+
+def _scratch() -> Any:
+    """Return memory of this thread. (`_BLOCK`,) uint8."""
+    memory = getattr(_own, "memory", None)
+    if memory is None:  # new memory for each call would be given back, and come as new pages
+        memory = _own.memory = np.empty(_BLOCK, np.uint8)
+    return memory
 
 
 def _wide(block: Any, halves: bool) -> Any:
