@@ -1,11 +1,14 @@
-"""Names the contract promises and this release does not have: refused by name, never ignored."""
+"""Names that are not where they are looked for: refused by name, never ignored.
+
+Those that the contract promises and this release does not have; and those that live elsewhere.
+"""
 
 import sys
 from typing import NoReturn
 
 from mpiml.errors import UsageError
 
-__all__ = ["LATER", "refuse", "refuse_attribute"]
+__all__ = ["ELSEWHERE", "LATER", "refuse", "refuse_attribute"]
 
 _SERVICES = "services"
 _CLUSTER = "cluster"
@@ -32,6 +35,39 @@ LATER: dict[str, tuple[str, str]] = {
     "durable": ("add_node(durable=True)", _FAULT),
     "spares": ("--spares", _FAULT),
     "resume": ("--resume", _FAULT),
+}
+
+#: module -> the public names that it has, and `mpiml` not, parted by spaces
+ELSEWHERE: dict[str, str] = {
+    "mpiml.collectives": (
+        "Bucket FusedOptimizer RingModel ShardedOptimizer SharedModel Window allreduce explain "
+        "hierarchical_neighbor_allreduce neighbor_allreduce averaging compression neighbors "
+        "onesided stragglers"
+    ),
+    "mpiml.collectives.averaging": (
+        "AsyncElastic DiLoCo Elastic LocalSGD PostLocalSGD elastic_difference elastic_exchange "
+        "elastic_limit"
+    ),
+    "mpiml.collectives.compression": (
+        "Cast Codec EFSign ErrorFeedback Exchange NoFeedback OneBit PowerSGD QSGD RandomK Reducer "
+        "SignMajority Statistics TernGrad TopK reducer_of"
+    ),
+    "mpiml.collectives.neighbors": "ADPSGD DPSGD PairGossip PushSum SGP gossip",
+    "mpiml.collectives.onesided.svm": "SVMEpoch SVMScore svm_epoch svm_score",
+    "mpiml.collectives.stragglers": (
+        "Backup BackupGradient CodedGradient Cyclic Drops FractionalRepetition GradientCode Verdict"
+    ),
+    "mpiml.datasets": (
+        "CSR SparseSVM Sparsity rcv1_like read_libsvm sparse_svm sparsity write_libsvm"
+    ),
+    "mpiml.jax": "GradientSync",
+    "mpiml.optim": "Adagrad Adam AdamW Coefficients Momentum Optimizer Rate SGD",
+    "mpiml.topology": (
+        "ActivePassive Cycle RandomPairs Schedule Topology as_schedule bipartite complete "
+        "exponential from_matrix from_networkx grid metropolis one_peer_exponential push_sum ring "
+        "star uniform"
+    ),
+    "mpiml.torch": "GradientSync ProcessGroup RoleStore StoreTimeoutError init_process_group",
 }
 
 
@@ -64,10 +100,30 @@ def refuse(name: str, spelling: str | None = None) -> NoReturn:
 
 
 def refuse_attribute(name: str, module: str = "mpiml") -> NoReturn:
-    """Raise what a missing attribute of `module` raises, or say which release brings it."""
+    """Raise what a missing attribute of `module` raises.
+
+    It says which release brings it, or in which module it is, where one of this is so.
+
+    Raises
+    ------
+    UsageError
+        The name comes with a later release: see `refuse`.
+    AttributeError
+        Always else; or an ImportError where an import statement asks for what is elsewhere.
+    """
     if name in LATER:
         refuse(name)
-    raise AttributeError(f"module {module!r} has no attribute {name!r}")
+    homes = [home for home, names in ELSEWHERE.items() if name in names.split()]
+    if not homes:
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+    cure = ", or ".join([f"from {home} import {name}" for home in homes])
+    if _importing():
+        raise ImportError(
+            f"cannot import name {name!r} from {module!r}. It is elsewhere: {cure}"
+        )
+    raise AttributeError(
+        f"module {module!r} has no attribute {name!r}. It is elsewhere: {cure}"
+    )
 
 
 def _importing() -> bool:
@@ -76,7 +132,7 @@ def _importing() -> bool:
     The import statement turns an AttributeError into "cannot import name", without our
     text, and lets any other error through.
     """
-    frame = sys._getframe(2)  # past _importing and refuse
+    frame = sys._getframe(2)  # past _importing and who calls it
     for _ in range(3):  # __getattr__, perhaps by way of a helper, then who asks
         if frame.f_code.co_name == "_handle_fromlist":
             return True

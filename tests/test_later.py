@@ -1,3 +1,4 @@
+import importlib
 import subprocess
 import sys
 import types
@@ -69,3 +70,67 @@ def test_importing_the_words_loads_no_heavy_module():
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.strip() in ("[]",)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "home"),
+    [
+        ("mpiml", "SharedModel", "mpiml.collectives"),
+        ("mpiml", "LocalSGD", "mpiml.collectives.averaging"),
+        ("mpiml", "ring", "mpiml.topology"),
+        ("mpiml", "averaging", "mpiml.collectives"),
+        ("mpiml.collectives", "LocalSGD", "mpiml.collectives.averaging"),
+        ("mpiml.collectives.averaging", "DPSGD", "mpiml.collectives.neighbors"),
+    ],
+)
+def test_a_name_that_lives_elsewhere_is_told_where(module, name, home):
+    text = rf"name '{name}' from '{module}'.*: from {home} import {name}$"
+    with pytest.raises(ImportError, match=text):
+        exec(f"from {module} import {name}", {})
+    found = importlib.import_module(module)
+    assert not hasattr(found, name)
+    with pytest.raises(
+        AttributeError, match=rf"attribute '{name}'\..* from {home} import {name}$"
+    ):
+        getattr(found, name)
+
+
+def test_a_name_that_two_modules_have_is_told_of_both():
+    with pytest.raises(AttributeError, match=r"from mpiml\.jax .*, or from mpiml\.torch "):
+        _ = importlib.import_module("mpiml").GradientSync
+
+
+def test_a_name_that_nobody_has_is_only_missing():
+    with pytest.raises(AttributeError, match=r"^module 'mpiml' has no attribute 'Nonsense'$"):
+        _ = importlib.import_module("mpiml").Nonsense
+
+
+@pytest.mark.parametrize("home", later.ELSEWHERE)
+def test_names_elsewhere_are_those_of_the_module(home):
+    for optional in ("torch", "jax"):
+        if home == f"mpiml.{optional}":
+            pytest.importorskip(optional)
+    module = importlib.import_module(home)
+    rooms = set(getattr(module, "_ROOMS", ())) - {"optimizers"}
+    others = {
+        n for other, names in later.ELSEWHERE.items() if other < home for n in names.split()
+    }
+    known = set(later.ELSEWHERE[home].split())
+    assert known <= set(module.__all__) | rooms
+    assert set(module.__all__) | rooms <= known | others
+    assert all(hasattr(module, name) for name in known)
+
+
+def test_packages_of_collectives_are_reached_without_an_import_of_their_own():
+    code = (
+        "import sys, mpiml; c = mpiml.collectives; assert 'mpiml.collectives.averaging' not in sys.modules;"
+        "print(c.averaging.LocalSGD.__name__, c.neighbors.DPSGD.__name__, c.stragglers.Cyclic.__name__,"
+        " c.onesided.__name__, c.optimizers.__name__, c.compression.TopK.__name__)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.split() == [
+        "LocalSGD", "DPSGD", "Cyclic", "mpiml.collectives.onesided",
+        "mpiml.collectives.optimizers", "TopK",
+    ]  # fmt: skip

@@ -45,9 +45,12 @@ _HOME = {
     "hierarchical_neighbor_allreduce": "neighbors.hosts",
     "neighbor_allreduce": "neighbors.reducing",
 }
+_ROOMS = ("averaging", "compression", "neighbors", "onesided", "optimizers", "stragglers")
 
 
 def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return import_module(f"mpiml.collectives.{name}")
     home = _HOME.get(name)
     if home is None:
         refuse_attribute(name, "mpiml.collectives")
