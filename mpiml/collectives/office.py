@@ -5,11 +5,14 @@ A process that ends says so to the others: who waits for a member of it then get
 
 import contextlib
 import itertools
+import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
+
+import numpy as np
 
 from mpiml.collectives.messages import keep, rest
 from mpiml.collectives.over import GUESTS
@@ -17,13 +20,61 @@ from mpiml.collectives.room import SLICE
 from mpiml.collectives.team import PlainHooks, Team
 from mpiml.errors import RankFailedError, ServiceGoneError
 
-__all__ = ["Arrival", "Office"]
+__all__ = ["Apart", "Arrival", "Office", "adopt"]
 
 _EAGER: Final = 100  # tests in a row before the core is given away between two
+_NAP: Final = 1e-4  # s, of a thread that waits beside its member's, at first, and
+_LONG_NAP: Final = 1e-3  # at last
 _HEADS: Final = 0  # the tag of heads; bodies have higher ones
 _CHUNK: Final = 1 << 30  # bytes of a message: MPI counts in 32 bits
 _FREEING: Final = 10.0  # s, that others have to close where the communicator is freed
 _CLOSING: Final = 0.5  # s, that they have where the program ends
+
+_orphans: deque[tuple[list[Any], Any]] = deque()  # requests whose owners are gone, and memory
+
+
+def adopt(requests: list[Any], memory: Any) -> None:
+    """Keep requests that nobody tests any more, and their memory, until MPI is done with them.
+
+    Local; from any thread, a finalizer too: takes no lock.
+    """
+    _orphans.append((requests, memory))
+
+
+def _let_go() -> None:
+    """Forget the orphans that MPI is done with. Each is out of the queue while it is tested."""
+    for _ in range(len(_orphans)):
+        try:
+            requests, memory = _orphans.popleft()
+        except IndexError:  # other threads have them
+            return
+        try:
+            while requests and requests[-1].Test():
+                requests.pop()
+        except Exception:  # of MPI: a peer has died
+            keep((requests, memory))
+            continue
+        if requests:
+            _orphans.append((requests, memory))
+
+
+class Apart:
+    """A body that comes in a message of its own.
+
+    Attributes
+    ----------
+    memory
+        Where it comes, once it has been asked for.
+    requests : list or None
+        For it; None: it has not been asked for.
+    """
+
+    __slots__ = ("memory", "nbytes", "requests")
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self.memory: Any = None
+        self.requests: list[Any] | None = None
 
 
 class Arrival(NamedTuple):
@@ -32,7 +83,7 @@ class Arrival(NamedTuple):
     source: int
     head: bytes
     nbytes: int  #: of the body; -1: it has none
-    body: Any  #: the memory of a member here, or bytes that came with the head
+    body: Any  #: the memory of a member here, bytes that came with the head, or an `Apart`
     sending: Any  #: of a member here, to be told when its memory is free
     rank: int  #: where the body is to come from, and
     tag: int  #: by which tag; 0: it is here
@@ -69,11 +120,15 @@ class Office:
         self._parse = parse
         self._limit = _FREEING if isinstance(team.hooks, PlainHooks) else _CLOSING
         self._boxes: dict[tuple[int, int], list[Arrival]] = {}  # by channel and target
+        self._shut: set[tuple[int, int]] = set()  # boxes of which nobody takes anything
         self._lock = threading.Lock()  # of the boxes; never held in a wait
         self._ready = threading.Condition(self._lock)  # for waits where all members are here
         self._turn = threading.Lock()  # of who looks into MPI; never held in a wait
         self._coming: dict[int, deque[tuple[Any, bytearray]]] = {}
+        self._apart: dict[tuple[int, int], Apart] = {}  # bodies not asked for, by rank and tag
+        self._asking = threading.Lock()  # of these; never held in a wait
         self._left: set[int] = set()  # ranks that send nothing any more
+        self._process = os.getpid()
         self._farewells: list[Any] | None = (
             None  # requests, once the others are told of the end
         )
@@ -94,12 +149,33 @@ class Office:
     # -- boxes ---------------------------------------------------------------------------------
 
     def put(self, channel: int, target: int, arrival: Arrival) -> None:
-        """Put what has come into a member's box."""
+        """Put what has come into a member's box; drop it, if that is shut."""
+        key = channel, target
         with self._lock:
-            self._boxes.setdefault((channel, target), []).append(arrival)
-            self.news += 1
-            if not self.outside:  # else nobody waits for it: see `until`
-                self._ready.notify_all()
+            shut = key in self._shut
+            if not shut:
+                self._boxes.setdefault(key, []).append(arrival)
+                self.news += 1
+                if not self.outside:  # else nobody waits for it: see `until`
+                    self._ready.notify_all()
+        if shut:
+            self.drop(arrival)
+
+    def shut(self, channel: int, target: int) -> None:
+        """Drop what is in a box, and what comes for it from now on."""
+        with self._lock:
+            self._shut.add((channel, target))
+            box = self._boxes.pop((channel, target), [])
+        for arrival in box:
+            self.drop(arrival)
+
+    def drop(self, arrival: Arrival) -> None:
+        """Let go of a message that nobody takes: its sender has its memory back."""
+        if arrival.sending is not None:
+            arrival.sending.taken()
+        if arrival.tag and self._comm is not None:
+            memory = np.empty(arrival.nbytes, np.uint8).data
+            adopt(self.receive(arrival, memory), memory)
 
     def take(self, channel: int, target: int, source: int | None) -> Arrival | None:
         """Return the first message in a box, of one source or of any."""
@@ -134,6 +210,7 @@ class Office:
         test: Callable[[], Any],
         waiting: Callable[[Sequence[int]], None],
         missing: Sequence[int] = (),
+        beside: bool = False,
     ) -> Any:
         """Call `test` until it returns something that is true, and return that.
 
@@ -145,8 +222,11 @@ class Office:
             Called every `SLICE` seconds, with `missing`; ends the wait by raising.
         missing : sequence of int
             The members that are waited for, where they are known.
+        beside : bool
+            Whether a thread beside the member's own waits: it naps from the start, where it
+            would take the core and the interpreter from what the member computes.
         """
-        for _ in range(_EAGER if self.outside else 1):
+        for _ in range(_EAGER if self.outside and not beside else 1):
             self.progress()
             found = test()
             if found:
@@ -164,7 +244,10 @@ class Office:
                 self.look_for(missing)
                 waiting(missing)
             if self.outside:  # nothing wakes it
-                rest(now - begun)
+                if beside:
+                    time.sleep(min(max((now - begun) / 50, _NAP), _LONG_NAP))
+                else:
+                    rest(now - begun)
                 continue
             with self._ready:
                 if self.news == news:
@@ -206,12 +289,45 @@ class Office:
             ]
         return requests
 
-    def receive(self, rank: int, tag: int, memory: Any) -> list[Any]:
-        """Begin to receive a body; return the requests."""
-        return [
-            self._comm.Irecv((memory[at : at + _CHUNK], self._byte), rank, tag)
+    def receive(self, arrival: Arrival, memory: Any) -> list[Any]:
+        """Begin to receive a body that comes apart; return the requests.
+
+        It comes into `Apart.memory`, which is `memory` unless the body had to be received before.
+        """
+        apart: Apart = arrival.body
+        with self._asking:
+            if apart.requests is None:
+                self._ask(arrival.rank, arrival.tag, apart, memory)
+            requests = apart.requests
+        assert requests is not None
+        return requests
+
+    def _ask(self, rank: int, tag: int, apart: Apart, memory: Any) -> None:
+        comm = self._comm
+        if comm is None:
+            raise ServiceGoneError(
+                f"{self.team.title}: its mail is closed; receive before the program ends, or "
+                "before the communicator is freed"
+            )
+        apart.memory = memory
+        apart.requests = [
+            comm.Irecv((memory[at : at + _CHUNK], self._byte), rank, tag)
             for at in range(0, memory.nbytes, _CHUNK)
         ]
+        del self._apart[rank, tag]
+
+    def _expect(self, arrival: Arrival) -> None:
+        """Note a body that is to come apart.
+
+        MPI gives bodies of one tag out in the order in which they were sent. Tags come again
+        after a while: where nobody has asked for the body before, it is received first.
+        """
+        key = arrival.rank, arrival.tag
+        with self._asking:
+            before = self._apart.get(key)
+            if before is not None:
+                self._ask(*key, before, np.empty(before.nbytes, np.uint8).data)
+            self._apart[key] = arrival.body
 
     def progress(self, one: bool = False) -> None:
         """Put what has come by MPI into the boxes.
@@ -224,6 +340,8 @@ class Office:
         if self._comm is not None:
             with self._turn:
                 self._progress(one)
+            if _orphans:
+                _let_go()
 
     def _progress(self, one: bool) -> None:
         comm, status, coming = self._comm, self._status, self._coming
@@ -248,7 +366,10 @@ class Office:
 
     def _come(self, rank: int, memory: bytearray) -> None:
         if memory:
-            self.put(*self._parse(rank, memory))
+            channel, target, arrival = self._parse(rank, memory)
+            if arrival.tag:
+                self._expect(arrival)
+            self.put(channel, target, arrival)
         else:
             self._left.add(rank)
 
@@ -256,7 +377,7 @@ class Office:
 
     def close(self) -> None:
         """Free the communicator, unless something is left in it. All processes do so."""
-        gone = [guest() for guest in self.guests]
+        gone = [guest() for guest in list(self.guests)]
         self.guests.clear()
         if self._comm is None:
             return
@@ -290,7 +411,8 @@ class Office:
         """Tell the other processes that this one ends, if the mail is open. Local."""
         from mpi4py import MPI
 
-        if self._comm is not None and not MPI.Is_finalized():
+        forked = os.getpid() != self._process
+        if self._comm is not None and not forked and not MPI.Is_finalized():
             with contextlib.suppress(MPI.Exception):  # of peers that have died
                 keep(self._say_farewell())
 

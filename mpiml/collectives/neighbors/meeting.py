@@ -179,7 +179,7 @@ class Asking(_Thread):
             self._sent[:] = shared.memory
         sending = self._asks.send(peer, b"", self._sent)
         receiving = self._answers.receive(peer, self._came)
-        found = self._office.until(partial(self._next, receiving), waiting, (peer,))
+        found = self._office.until(partial(self._next, receiving), waiting, (peer,), True)
         if found is True:
             receiving.leave()
             return
@@ -209,7 +209,7 @@ class Answering(_Thread):
         came = np.empty_like(shared.memory)
         while not self._closing:
             ask = self._asks.receive(None, came)
-            parcel = self._office.until(partial(self._next, ask), self._look)
+            parcel = self._office.until(partial(self._next, ask), self._look, (), True)
             if parcel is True:
                 ask.leave()
                 return
