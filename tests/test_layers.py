@@ -132,12 +132,12 @@ FLOORS = {
             "mpiml.collectives.hosts.farewells",
             "mpiml.collectives.members",
             "mpiml.collectives.office",
+            "mpiml.collectives.onesided.agent",
             "mpiml.collectives.optimizers.shards",
         ],
         ["mpiml.collectives.parcels"],
         [
             "mpiml.collectives.mail",
-            "mpiml.collectives.onesided.agent",
             "mpiml.collectives.onesided.layout",
             "mpiml.collectives.onesided.memory",
             "mpiml.collectives.onesided.records",

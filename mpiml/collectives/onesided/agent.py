@@ -2,7 +2,9 @@
 
 MPI makes progress only in a call of MPI, and what other hosts have sent must be applied by
 somebody. One thread does both, for everything of a team in this process. It looks again at
-once while there is something to do, and every 1 ms, after a second of silence every 2 ms, else.
+once where it has done something; for a while after that, and where it is asked to, as often as
+the kernel lets it sleep, about every 75 us: a thread that does not sleep would take the
+interpreter from the members at each look. Then every 1 ms, after a second of silence every 2 ms.
 """
 
 import threading
@@ -18,7 +20,7 @@ from mpiml.errors import ServiceGoneError
 __all__ = ["Agent", "agent_of"]
 
 _KEY: Final = "agent of one-sided memory"
-_SPIN: Final = 5e-4  # s, that it goes on looking after the last thing it did
+_SOON: Final = 1e-3  # s, that it looks often after the last thing it did
 _SHORT, _LONG = 1e-3, 2e-3  # s between two looks
 _SILENT: Final = 1.0  # s, after which it looks less often
 _LAST: Final = 5.0  # s, that `close` waits for the thread
@@ -33,6 +35,7 @@ class Agent:
         self._turns: list[Callable[[], bool]] = []
         self._thread: threading.Thread | None = None
         self._wake = threading.Event()
+        self._until = 0.0  # until when to look often
         self._calling = threading.Lock()  # held during a round of calls
         self.error: BaseException | None = None  #: what ended the thread
         THREADED.add(self)
@@ -60,6 +63,10 @@ class Agent:
         if thread is not None:
             thread.join(_LAST)
 
+    def stay(self, seconds: float) -> None:
+        """Look often for so long, as after something was done. Local."""
+        self._until = max(self._until, time.monotonic() + seconds)
+
     def close(self) -> None:
         """Call nothing any more."""
         for turn in list(self._turns):
@@ -80,11 +87,12 @@ class Agent:
             now = time.monotonic()
             if busy:
                 last = now
-            if now - last < _SPIN:
                 rest(0.0)
-                continue
-            self._wake.clear()
-            self._wake.wait(_LONG if now - last > _SILENT else _SHORT)
+            elif now - last < _SOON or now < self._until:
+                time.sleep(0)
+            else:
+                self._wake.clear()
+                self._wake.wait(_LONG if now - last > _SILENT else _SHORT)
 
 
 def agent_of(team: Team) -> Agent:

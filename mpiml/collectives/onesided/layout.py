@@ -15,10 +15,17 @@ from mpiml.collectives.device.arrays import on_device
 from mpiml.collectives.labels import Label
 from mpiml.collectives.regions import Regions, specs_of
 from mpiml.collectives.team import Team
-from mpiml.collectives.trees import flatten, host_array
+from mpiml.collectives.trees import flatten, host_array, unlike
 from mpiml.errors import UsageError
 
-__all__ = ["Layout", "agreed_layout", "flat_indices", "leaves_like", "values_for"]
+__all__ = [
+    "Layout",
+    "agreed_layout",
+    "flat_indices",
+    "leaves_like",
+    "scale_for",
+    "values_for",
+]
 
 _REAL = ("float32", "float64")
 _SAME = "Build the tree the same way on every member."
@@ -223,6 +230,26 @@ def values_for(
     return np.ascontiguousarray(array, dtype)
 
 
+def scale_for(scale: Any, where: str) -> float:
+    """Return what an update is multiplied with, a Python number. Local.
+
+    Raises
+    ------
+    UsageError
+        It is no real number.
+    """
+    try:
+        if not isinstance(scale, str | bytes):
+            return float(scale)
+    except (TypeError, ValueError):
+        pass
+    shown = repr(scale)
+    shown = shown if len(shown) <= 60 else f"a {type(scale).__name__}"
+    raise UsageError(
+        f"{where}: scale: expected a real number, by which all is multiplied, got {shown}"
+    )
+
+
 def leaves_like(
     tree: Any, treedef: Any, like: "Sequence[np.ndarray[Any, Any]]", where: str
 ) -> "list[np.ndarray[Any, Any]]":
@@ -244,7 +271,7 @@ def leaves_like(
     """
     leaves, found, paths = flatten(tree, where)
     if found != treedef:
-        raise UsageError(f"{where}: expected a tree like {treedef}, got {found}")
+        raise UsageError(f"{where}: expected a tree like {unlike(treedef, found)}")
     return [
         values_for(leaf, own.dtype, own.shape, f"{where}: leaf {path}" if path else where)
         for leaf, own, path in zip(leaves, like, paths, strict=True)

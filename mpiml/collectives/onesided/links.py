@@ -1,8 +1,9 @@
 """What a member sends to the memory of another host: additions, values, questions.
 
-An addition is not waited for. At most `AHEAD` messages are under way to a host; what is added
-while they are, waits and goes together in the next one, so a member that adds faster than
-the other host applies sends fewer and larger messages. `Link.flush` waits until all is applied.
+An addition is not waited for. What is added while a message is under way to the host waits and
+goes together in the next one, once the first is acknowledged or `_FULL` bytes wait; so a member
+that adds faster than the other host applies sends fewer and larger messages, at most `AHEAD` at a
+time. `Link.flush` waits until all is applied.
 """
 
 import threading
@@ -31,6 +32,7 @@ from mpiml.errors import RankFailedError, ServiceGoneError
 __all__ = ["AHEAD", "Link"]
 
 AHEAD: Final = 4  #: messages under way to one host
+_FULL: Final = 64 << 10  # bytes that are worth a message of their own
 _MOST: Final = 4 << 20  # bytes that may wait for a message; beyond that the member waits
 _OFTEN: Final = 16  # additions that may wait before one looks for acknowledgements
 
@@ -68,6 +70,7 @@ class Link:
         self._numbers = 0
         self._answered: dict[int, tuple[Said, Any]] = {}
         self._into: dict[int, Any] = {}
+        self._unwanted: set[int] = set()
         self._failed = ""
         self.seen: Said | None = None  #: the last answer to a marked addition
         self._mark_next = 0
@@ -91,7 +94,9 @@ class Link:
             self._waiting.setdefault((block, leaf), []).append(add)
             self._held += 16 + add.positions.nbytes + add.values.nbytes
             self._calls += 1
-            if self._sent - self._done < AHEAD or not self._calls % _OFTEN:
+            if self._sent == self._done:
+                self._send_waiting(True)
+            elif not self._calls % _OFTEN:
                 self._turn()
         if self._held > _MOST:
             self._wait(lambda: self._held <= _MOST, "adding")
@@ -187,6 +192,22 @@ class Link:
         """Return the version of a block, and how many updates in it are this member's."""
         return self._ask(Ask(MARK, 0, 0, -1, block, 0, 0, 0, 0.0), None, "reading a version")
 
+    def begin_mark(self, block: int) -> int:
+        """Ask for the same, without a wait; return the number by which `answer` has it."""
+        return self._begin(Ask(MARK, 0, 0, -1, block, 0, 0, 0, 0.0), None)
+
+    def answer(self, number: int) -> Said | None:
+        """Return the answer to a question, if it has come."""
+        with self._lock:
+            found = self._answered.pop(number, None)
+        return None if found is None else found[0]
+
+    def forget(self, number: int) -> None:
+        """Want an answer no more."""
+        with self._lock:
+            if self._answered.pop(number, None) is None:
+                self._unwanted.add(number)
+
     def _ask(self, ask: Ask, out: Any, doing: str) -> Said:
         return self._end(self._begin(ask, out), doing)
 
@@ -218,20 +239,18 @@ class Link:
     # -- progress ------------------------------------------------------------------------------
 
     def turn(self) -> bool:
-        """Take in what has come, and send what waits; return whether there was anything."""
-        if not self._lock.acquire(blocking=False):
-            return True
-        try:
-            return self._turn()
-        finally:
-            self._lock.release()
+        """Take in what has come, and send what waits; nothing of it is urgent: return False."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._turn()
+            finally:
+                self._lock.release()
+        return False
 
-    def _turn(self) -> bool:
-        came = False
+    def _turn(self) -> None:
         while (parcel := self._answers.poll(self._to, self._place)) is not None:
-            came = True
             self._take(parcel)
-        return self._send_waiting(False) or came or self._done < self._sent
+        self._send_waiting(False)
 
     def _place(self, source: int, head: bytes, nbytes: int) -> Any:
         said = Said.unpack(head)
@@ -242,7 +261,10 @@ class Link:
         said = Said.unpack(parcel.head)
         if said.number:
             self._into.pop(said.number, None)
-            self._answered[said.number] = said, parcel.body
+            if said.number in self._unwanted:
+                self._unwanted.remove(said.number)
+            else:
+                self._answered[said.number] = said, parcel.body
             return
         self._done = said.done
         if said.marked:
@@ -257,15 +279,15 @@ class Link:
         marked, self._mark_next = self._mark_next, 0
         return marked
 
-    def _send_waiting(self, now: bool) -> bool:
-        """Send what waits, if there is room, or `now`."""
-        if not self._waiting or not (now or self._room()):
-            return False
+    def _send_waiting(self, now: bool) -> None:
+        """Send what waits, if it is worth a message, or `now`."""
+        due = now or self._sent == self._done or (self._held >= _FULL and self._room())
+        if not self._waiting or not due:
+            return
         waiting, self._waiting, self._held = self._waiting, {}, 0
         for (block, leaf), adds in waiting.items():
             body, rows, wide = pack_rows(adds)
             self._send(Ask(ROWS, wide, self._mark(), leaf, block, 0, 0, rows, 0.0), body)
-        return True
 
     def _send(self, ask: Ask, body: Any, counts: bool = True) -> None:
         if counts and not ask.number:

@@ -6,7 +6,7 @@ import numpy as np
 
 from mpiml.collectives.onesided.adding import Adder, Rows, Staleness
 from mpiml.collectives.onesided.held import Held
-from mpiml.collectives.onesided.layout import Layout
+from mpiml.collectives.onesided.layout import Layout, scale_for
 from mpiml.collectives.onesided.memory import HostMemory
 from mpiml.collectives.onesided.remote import Remote
 from mpiml.collectives.trees import unflatten
@@ -100,10 +100,11 @@ class Model(Held):
         Raises
         ------
         UsageError
-            It is not like the model.
+            It is not like the model; `scale` is no number.
         """
         self._open("add")
-        leaves = self._adder.leaves_of(tree, f"{self.title}.add")
+        where = f"{self.title}.add"
+        leaves, scale = self._adder.leaves_of(tree, where), scale_for(scale, where)
         self._adder.add(leaves, scale)
         self._added(leaves, scale)
 
@@ -127,7 +128,8 @@ class Model(Held):
         Raises
         ------
         UsageError
-            There is no such array; indices are outside of it; values do not fit.
+            There is no such array; indices are outside of it; values do not fit; `scale` is no
+            number.
         """
         adder = self._adder
         where = self._add_at
@@ -138,12 +140,17 @@ class Model(Held):
         if plain and indices.ndim == values.ndim == self._axes[number] == 1:
             try:  # as they are, mostly
                 adder.add_at(number, indices, values, scale)
-            except (ValueError, BufferError):  # this makes them fit, or says what is wrong
+            except (
+                TypeError,
+                ValueError,
+                BufferError,
+            ):  # this makes them fit, or says what is wrong
                 plain = False
         else:
             plain = False
         if not plain:
             indices, values = adder.at(number, indices, values, where)
+            scale = scale_for(scale, where)
             adder.add_at(number, indices, values, scale)
         self._added_at(number, indices, values, scale)
 

@@ -1,5 +1,6 @@
 """A host's copy of a model whose home is another host, as one member uses it."""
 
+import time
 from typing import Any, Final
 
 import numpy as np
@@ -12,7 +13,8 @@ from mpiml.errors import UsageError
 
 __all__ = ["Copy"]
 
-_EVERY: Final = 16  # pulls, one of which is measured: it asks the home for its version
+_EVERY: Final = 16  # pulls, one of which may be measured: it asks the home for its version
+_PAUSE: Final = 0.05  # s between two that are: the home's agent looks often after a question
 
 
 class Copy:
@@ -37,7 +39,8 @@ class Copy:
         regions = layout.regions
         self._offsets = [regions.leaf(number)[0] for number in range(len(regions.leaves))]
         self._pulls = 0
-        self._mark: tuple[int, int] | None = None  # version, and own updates in it
+        self._marked = 0.0  # when
+        self._asked: int | None = None  # the question for the version of the last mark
         self._meter = Meter()
         self.known = 0  #: the home's version, when it was last heard of
 
@@ -53,10 +56,10 @@ class Copy:
         """
         where = "SharedModel.pull"
         self._pulls += 1
-        if not self._pulls % _EVERY:
+        if not self._pulls % _EVERY and time.monotonic() - self._marked > _PAUSE:
             self.mark()
-        elif self._mark is not None and self.route.link.unmark():
-            self._mark = None  # this read is later, and nothing has been added since
+        elif self._asked is not None:
+            self._unmark()  # this read is later
         if name is None and None not in self._layout.places:
             if indices is not None:
                 raise UsageError(f"{where}: indices: expected the name of an array besides")
@@ -127,21 +130,30 @@ class Copy:
     # -- staleness -----------------------------------------------------------------------------
 
     def mark(self) -> None:
-        """Note the home's version: how stale the next addition is counts from it."""
-        said = self.route.link.mark(self.route.block)
-        self._mark = said.version, said.own
-        self.known = said.version
-        self.route.link.mark_next()
+        """Ask for the home's version: how stale the next addition is counts from it."""
+        self._marked = time.monotonic()
+        self._look()
+        self._unmark()
+        if self._asked is None:  # else an addition that was marked is on its way
+            self._asked = self.route.link.begin_mark(self.route.block)
+            self.route.link.mark_next()
+
+    def _unmark(self) -> None:
+        """Forget the mark, if nothing has been added since."""
+        if self._asked is not None and self.route.link.unmark():
+            self.route.link.forget(self._asked)
+            self._asked = None
 
     def _look(self) -> None:
-        """Take in what the home has said of an addition that was marked."""
-        seen = self.route.link.seen
-        if seen is None or self._mark is None:
+        """Take in what the home has said of a mark, and of the addition after it."""
+        link = self.route.link
+        if self._asked is None or link.seen is None:
             return
-        self.route.link.seen = None
-        stale = (seen.version - seen.own) - (self._mark[0] - self._mark[1])
-        self._mark = None
-        self._meter.note(stale)
+        said = link.answer(self._asked)  # it has come: answers keep their order
+        seen, link.seen, self._asked = link.seen, None, None
+        if said is not None:
+            self.known = seen.version
+            self._meter.note((seen.version - seen.own) - (said.version - said.own))
 
     def staleness(self) -> Staleness:
         """Return what has been measured."""

@@ -135,7 +135,7 @@ class Remote:
         local = memory.team.local
         if team.index == memory.leader:
             blocks = {member: memory.block(member, acting=True) for member in local}
-            self._serving = Serving(memory, self._asks, self._answers, blocks)
+            self._serving = Serving(memory, self._asks, self._answers, blocks, self._agent)
             self._agent.add(self._serving.turn)
 
     @property

@@ -56,7 +56,7 @@ class RingModel(Model):
         Members of a cluster: those of a host in their order, the last ones perhaps fewer. All
         of a host by default.
     step : float
-        The step size of the first epoch: deltas are multiplied by it. See `step`.
+        The step size of the first epoch, > 0: deltas are multiplied by it. See `step`.
     decay : float
         What becomes of the step size in as many epochs as there are clusters: see `end_epoch`.
     tolerance : float

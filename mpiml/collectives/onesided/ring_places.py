@@ -53,8 +53,11 @@ def wrong(
 def check_step(step: Any) -> None:
     """Raise the error for what is no step size."""
     try:
-        fine = 0 <= float(step) < float("inf")
+        fine = 0 < float(step) < float("inf")
     except (TypeError, ValueError):
         fine = False
     if not fine:
-        raise UsageError(f"RingModel: step: expected 0 or more, finite, got {step!r}")
+        raise UsageError(
+            f"RingModel: step: expected a number above 0, finite, got {step!r}: deltas that "
+            "clusters pass on are multiplied by it"
+        )

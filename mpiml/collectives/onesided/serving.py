@@ -5,7 +5,6 @@ with the same atomic additions that the members of the host use. MPI's own accum
 do, since MPI does not promise that it is atomic to additions by the processor.
 """
 
-import time
 from typing import Any, Final
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy as np
 from mpiml._native import hogwild_add, hogwild_add_rows
 from mpiml.collectives.mail import Channel, Parcel, Sending
 from mpiml.collectives.messages import Waiting
+from mpiml.collectives.onesided.agent import Agent
 from mpiml.collectives.onesided.memory import Block, HostMemory
 from mpiml.collectives.onesided.records import (
     ADD,
@@ -32,6 +32,7 @@ __all__ = ["Serving"]
 
 _TURN: Final = 64  # requests in a row before acknowledgements go out
 _GATE_US: Final = 10_000_000  # how long a gate may stay closed: whoever holds it is dead
+_SOON: Final = 1e-3  # s, in which what is under way should get on
 _SLICE_US: Final = 10_000  # how long a snapshot waits at a go
 _CHANGES: Final = (ADD, ROWS, ASSIGN)
 
@@ -49,12 +50,20 @@ class Serving:
         From the others and back.
     blocks : dict
         By the number of the member whose block it is.
+    agent : Agent
+        Calls `turn`.
     """
 
     def __init__(
-        self, memory: HostMemory, asks: Channel, answers: Channel, blocks: dict[int, Block]
+        self,
+        memory: HostMemory,
+        asks: Channel,
+        answers: Channel,
+        blocks: dict[int, Block],
+        agent: Agent,
     ) -> None:
         self._memory = memory
+        self._agent = agent
         self._asks, self._answers = asks, answers
         self._blocks = blocks
         self._done: dict[int, int] = {}  # by member: requests done, to be acknowledged
@@ -62,7 +71,6 @@ class Serving:
         self._marks: dict[int, Said] = {}
         self._errors: dict[int, str] = {}
         self._sendings: list[Sending] = []
-        self._until = 0.0  # when to stop looking for what others read
         # snapshots that wait for a writer: who asks, and the wait
         self._held: list[tuple[Ask, int, Waiting]] = []
 
@@ -82,7 +90,7 @@ class Serving:
                 news.add(parcel.source)
                 self._change(ask, parcel)
             elif ask.kind == LOOK:
-                self._until = time.monotonic() + LOOKS
+                self._agent.stay(LOOKS)
             elif ask.kind == SNAPSHOT:
                 waiting = self._memory.team.waiting(f"{self._asks.title}: a snapshot")
                 self._snapshot(ask, parcel.source, waiting)
@@ -90,8 +98,9 @@ class Serving:
                 self._answer(ask, parcel.source)
         for member in news:
             self._acknowledge(member)
-        looks = self._until > 0 and time.monotonic() < self._until
-        return bool(news or self._sendings or self._held) or looks
+        if self._sendings or self._held:
+            self._agent.stay(_SOON)
+        return bool(news)
 
     # -- changes -------------------------------------------------------------------------------
 

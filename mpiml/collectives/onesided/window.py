@@ -12,6 +12,7 @@ from mpiml.collectives.onesided.layout import (
     agreed_layout,
     flat_indices,
     leaves_like,
+    scale_for,
     values_for,
 )
 from mpiml.collectives.onesided.memory import host_memory
@@ -208,9 +209,10 @@ class Window(Held):
         scale : float
             What the values are multiplied with.
         """
+        where = "Window.accumulate"
         target = self._target(member, "accumulate")
-        number, leaves = self._values(values, name, "Window.accumulate")
-        target.add(number, leaves, float(scale), "Window.accumulate")
+        number, leaves = self._values(values, name, where)
+        target.add(number, leaves, scale_for(scale, where), where)
 
     def accumulate_at(
         self, member: int, name: Any, indices: Any, values: Any, scale: float = 1.0
@@ -230,7 +232,7 @@ class Window(Held):
         like = self._own.views[number]
         positions, shape = flat_indices(indices, like.shape, where)
         found = values_for(values, like.dtype, shape, f"{where}: values").reshape(-1)
-        target.add_at(number, positions, found, float(scale))
+        target.add_at(number, positions, found, scale_for(scale, where))
 
     def statistics(self) -> dict[str, Any]:
         """Return size and way of working, for logs."""

@@ -84,8 +84,6 @@ class ByWindow:
     def read(self, parts: Sequence[tuple[int, Any]], label: Any) -> None:
         """Copy parts of the memory; raises what ends waits of the team."""
         window, rank, byte = self._window, self._rank, self._byte
-        if self._helped:
-            self._renew()
         requests = []
         for first, out in parts:
             for at in range(0, len(out), _PIECE):
@@ -121,14 +119,6 @@ class ByWindow:
         if now - self._helped > LOOKS / 2:
             self._helped = now
             self._link.look()
-
-    def _renew(self) -> None:
-        """Tell the process again, if reads have needed its help a short time ago."""
-        ago = time.monotonic() - self._helped
-        if ago > 4 * LOOKS:
-            self._helped = 0.0  # perhaps they need none any more
-        elif ago > LOOKS / 2:
-            self._tell()
 
 
 class Opened:
