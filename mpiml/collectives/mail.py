@@ -15,8 +15,8 @@ from typing import Any, Final
 import numpy as np
 
 from mpiml.arrays import as_buffer
-from mpiml.collectives.messages import Waiting, keep
-from mpiml.collectives.office import Arrival, Office
+from mpiml.collectives.messages import Waiting, adopt
+from mpiml.collectives.office import Apart, Arrival, Office
 from mpiml.collectives.parcels import Parcel, Sending, waiting_in
 from mpiml.collectives.team import Team
 from mpiml.errors import UsageError
@@ -80,11 +80,11 @@ class Receiving:
         try:
             self._memory = self._place(arrival)
         except BaseException:
-            _drop(office, arrival)
+            office.drop(arrival)
             raise
         self._arrival = arrival
         if arrival.tag:
-            self._requests = office.receive(arrival.rank, arrival.tag, self._memory)
+            self._requests = office.receive(arrival, self._memory)
 
     def _place(self, arrival: Arrival) -> Any:
         """Return where a body is to be; None: it has none, or stays where it is."""
@@ -113,7 +113,11 @@ class Receiving:
 
     def _finish(self, arrival: Arrival) -> Parcel:
         body = self._memory
-        if arrival.nbytes >= 0 and not arrival.tag:
+        if arrival.tag:
+            came = arrival.body.memory
+            if came is not body:  # it had to be received before
+                body[:] = came
+        elif arrival.nbytes >= 0:
             if body is None:  # borrowed
                 lent = memoryview(arrival.body).toreadonly()
                 return Parcel(arrival.source, arrival.head, lent, arrival.sending)
@@ -125,8 +129,6 @@ class Receiving:
 
     def leave(self) -> bool:
         """Wait no more; return whether a message had been taken, which is lost then."""
-        if self._requests:  # MPI may still write there
-            keep((self._requests, self._memory))
         arrival = self._arrival
         if arrival is not None and arrival.sending is not None:
             arrival.sending.taken()
@@ -149,6 +151,10 @@ class Receiving:
             self.leave()
             raise
         return parcel
+
+    def __del__(self) -> None:
+        if self._requests:  # MPI may still write there
+            adopt(self._requests, self._memory)
 
 
 class Channel:
@@ -229,6 +235,15 @@ class Channel:
         """
         mail = self.mail
         return mail.office.take(self.number, mail.index, source)
+
+    def close(self) -> None:
+        """Take nothing any more: what has come and what comes is dropped. Local.
+
+        What others send to this member is taken from them, and nobody hears of it. Receive and
+        poll nothing from then on; sending is as before.
+        """
+        mail = self.mail
+        mail.office.shut(self.number, mail.index)
 
     def receive(self, source: int | None, into: Any = None, borrow: bool = False) -> Receiving:
         """Ask for the next message of a member; None: of whichever comes first.
@@ -335,14 +350,5 @@ def _parse(rank: int, memory: bytearray) -> tuple[int, int, Arrival]:
     channel, source, target, tag, length, nbytes = _HEAD.unpack_from(memory)
     at = _HEAD.size + length
     head = bytes(memory[_HEAD.size : at])
-    body = None if tag else memoryview(memory)[at + -at % _LINE :]
+    body = Apart(nbytes) if tag else memoryview(memory)[at + -at % _LINE :]
     return channel, target, Arrival(source, head, nbytes, body, None, rank, tag)
-
-
-def _drop(office: Office, arrival: Arrival) -> None:
-    """Let go of a message that nobody takes."""
-    if arrival.sending is not None:
-        arrival.sending.taken()
-    if arrival.tag:
-        memory = np.empty(arrival.nbytes, np.uint8).data
-        keep((office.receive(arrival.rank, arrival.tag, memory), memory))

@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
@@ -9,10 +10,12 @@ from typing import Any
 from mpiml.collectives.over import OVER
 from mpiml.errors import UsageError
 
-__all__ = ["Waiting", "complete", "exchange_bytes", "keep", "rest"]
+__all__ = ["Waiting", "adopt", "complete", "exchange_bytes", "keep", "let_go", "rest"]
 
 _MOST = (1 << 31) - 1  # bytes; counts and offsets of the v-collectives are 32-bit numbers
 _left: list[Any] = []  # requests that nobody waits for any more
+_orphans: deque[tuple[list[Any], Any]] = deque()  # requests to be let go, and their memory
+_SOME = 64  # of these that are tested at a time
 _LASTING = 1.0  # s, after which a wait looks at what the others wait for
 _AGAIN = 0.04  # s between two such looks
 _EAGER = 200  # tests in a row before the core is given away between two
@@ -84,6 +87,31 @@ def complete(
 def keep(requests: Any) -> None:
     """Keep requests that nobody waits for any more, and their buffers: MPI may still use them."""
     _left.append(requests)
+
+
+def adopt(requests: list[Any], memory: Any) -> None:
+    """Keep requests whose owner is gone, and their memory, until MPI is done with them.
+
+    Local; from any thread, a finalizer too: takes no lock.
+    """
+    _orphans.append((requests, memory))
+
+
+def let_go() -> None:
+    """Forget what has been adopted and MPI is done with, some of it at a time. Local."""
+    for _ in range(min(len(_orphans), _SOME)):
+        try:
+            requests, memory = _orphans.popleft()  # no other thread has them now
+        except IndexError:
+            return
+        try:
+            while requests and requests[-1].Test():
+                requests.pop()
+        except Exception:  # of MPI: a peer has died
+            keep((requests, memory))
+            continue
+        if requests:
+            _orphans.append((requests, memory))
 
 
 def _complete(

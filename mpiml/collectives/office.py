@@ -12,13 +12,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
-from mpiml.collectives.messages import keep, rest
+import numpy as np
+
+from mpiml.collectives.messages import adopt, keep, let_go, rest
 from mpiml.collectives.over import GUESTS
 from mpiml.collectives.room import SLICE
 from mpiml.collectives.team import PlainHooks, Team
 from mpiml.errors import RankFailedError, ServiceGoneError
 
-__all__ = ["Arrival", "Office"]
+__all__ = ["Apart", "Arrival", "Office"]
 
 _EAGER: Final = 100  # tests in a row before the core is given away between two
 _NAP: Final = 1e-4  # s, of a thread that waits beside its member's, at first, and
@@ -29,13 +31,32 @@ _FREEING: Final = 10.0  # s, that others have to close where the communicator is
 _CLOSING: Final = 0.5  # s, that they have where the program ends
 
 
+class Apart:
+    """A body that comes in a message of its own.
+
+    Attributes
+    ----------
+    memory
+        Where it comes, once it has been asked for.
+    requests : list or None
+        For it; None: it has not been asked for.
+    """
+
+    __slots__ = ("memory", "nbytes", "requests")
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self.memory: Any = None
+        self.requests: list[Any] | None = None
+
+
 class Arrival(NamedTuple):
     """A message that has come, its body perhaps not yet."""
 
     source: int
     head: bytes
     nbytes: int  #: of the body; -1: it has none
-    body: Any  #: the memory of a member here, or bytes that came with the head
+    body: Any  #: the memory of a member here, bytes that came with the head, or an `Apart`
     sending: Any  #: of a member here, to be told when its memory is free
     rank: int  #: where the body is to come from, and
     tag: int  #: by which tag; 0: it is here
@@ -72,10 +93,13 @@ class Office:
         self._parse = parse
         self._limit = _FREEING if isinstance(team.hooks, PlainHooks) else _CLOSING
         self._boxes: dict[tuple[int, int], list[Arrival]] = {}  # by channel and target
+        self._shut: set[tuple[int, int]] = set()  # boxes of which nobody takes anything
         self._lock = threading.Lock()  # of the boxes; never held in a wait
         self._ready = threading.Condition(self._lock)  # for waits where all members are here
         self._turn = threading.Lock()  # of who looks into MPI; never held in a wait
         self._coming: dict[int, deque[tuple[Any, bytearray]]] = {}
+        self._apart: dict[tuple[int, int], Apart] = {}  # bodies not asked for, by rank and tag
+        self._asking = threading.Lock()  # of these; never held in a wait
         self._left: set[int] = set()  # ranks that send nothing any more
         self._process = os.getpid()
         self._farewells: list[Any] | None = (
@@ -98,12 +122,35 @@ class Office:
     # -- boxes ---------------------------------------------------------------------------------
 
     def put(self, channel: int, target: int, arrival: Arrival) -> None:
-        """Put what has come into a member's box."""
+        """Put what has come into a member's box; drop it, if that is shut."""
+        key = channel, target
         with self._lock:
-            self._boxes.setdefault((channel, target), []).append(arrival)
-            self.news += 1
-            if not self.outside:  # else nobody waits for it: see `until`
-                self._ready.notify_all()
+            shut = key in self._shut
+            if not shut:
+                self._boxes.setdefault(key, []).append(arrival)
+                self.news += 1
+                if not self.outside:  # else nobody waits for it: see `until`
+                    self._ready.notify_all()
+        if shut:
+            self.drop(arrival)
+
+    def shut(self, channel: int, target: int) -> None:
+        """Drop what is in a box, and what comes for it from now on."""
+        with self._lock:
+            self._shut.add((channel, target))
+            box = self._boxes.pop((channel, target), [])
+            left = box.copy()
+            box.clear()  # `take` may have it in hand
+        for arrival in left:
+            self.drop(arrival)
+
+    def drop(self, arrival: Arrival) -> None:
+        """Let go of a message that nobody takes: its sender has its memory back."""
+        if arrival.sending is not None:
+            arrival.sending.taken()
+        if arrival.tag and self._comm is not None:
+            requests = self.receive(arrival, np.empty(arrival.nbytes, np.uint8).data)
+            adopt(requests, arrival.body.memory)
 
     def take(self, channel: int, target: int, source: int | None) -> Arrival | None:
         """Return the first message in a box, of one source or of any."""
@@ -217,12 +264,45 @@ class Office:
             ]
         return requests
 
-    def receive(self, rank: int, tag: int, memory: Any) -> list[Any]:
-        """Begin to receive a body; return the requests."""
-        return [
-            self._comm.Irecv((memory[at : at + _CHUNK], self._byte), rank, tag)
+    def receive(self, arrival: Arrival, memory: Any) -> list[Any]:
+        """Begin to receive a body that comes apart; return the requests.
+
+        It comes into `Apart.memory`, which is `memory` unless the body had to be received before.
+        """
+        apart: Apart = arrival.body
+        with self._asking:
+            if apart.requests is None:
+                self._ask(arrival.rank, arrival.tag, apart, memory)
+            requests = apart.requests
+        assert requests is not None
+        return requests
+
+    def _ask(self, rank: int, tag: int, apart: Apart, memory: Any) -> None:
+        comm = self._comm
+        if comm is None:
+            raise ServiceGoneError(
+                f"{self.team.title}: its mail is closed; receive before the program ends, or "
+                "before the communicator is freed"
+            )
+        apart.memory = memory
+        apart.requests = [
+            comm.Irecv((memory[at : at + _CHUNK], self._byte), rank, tag)
             for at in range(0, memory.nbytes, _CHUNK)
         ]
+        del self._apart[rank, tag]
+
+    def _expect(self, arrival: Arrival) -> None:
+        """Note a body that is to come apart.
+
+        MPI gives bodies of one tag out in the order in which they were sent. Tags come again
+        after a while: where nobody has asked for the body before, it is received first.
+        """
+        key = arrival.rank, arrival.tag
+        with self._asking:
+            before = self._apart.get(key)
+            if before is not None:
+                self._ask(*key, before, np.empty(before.nbytes, np.uint8).data)
+            self._apart[key] = arrival.body
 
     def progress(self, one: bool = False) -> None:
         """Put what has come by MPI into the boxes.
@@ -235,6 +315,7 @@ class Office:
         if self._comm is not None:
             with self._turn:
                 self._progress(one)
+            let_go()
 
     def _progress(self, one: bool) -> None:
         comm, status, coming = self._comm, self._status, self._coming
@@ -259,7 +340,10 @@ class Office:
 
     def _come(self, rank: int, memory: bytearray) -> None:
         if memory:
-            self.put(*self._parse(rank, memory))
+            channel, target, arrival = self._parse(rank, memory)
+            if arrival.tag:
+                self._expect(arrival)
+            self.put(channel, target, arrival)
         else:
             self._left.add(rank)
 
@@ -267,7 +351,7 @@ class Office:
 
     def close(self) -> None:
         """Free the communicator, unless something is left in it. All processes do so."""
-        gone = [guest() for guest in self.guests]
+        gone = [guest() for guest in list(self.guests)]
         self.guests.clear()
         if self._comm is None:
             return

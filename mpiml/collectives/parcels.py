@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mpiml.collectives.messages import Waiting, keep
+from mpiml.collectives.messages import Waiting, adopt
 from mpiml.collectives.office import Office
 from mpiml.collectives.team import Team
 
@@ -10,7 +10,7 @@ __all__ = ["Parcel", "Sending", "waiting_in"]
 
 
 class Sending:
-    """A message on its way. Local.
+    """A message on its way. Local. It arrives even if this is dropped.
 
     Its body may be changed once it is done: received, if by a member of the same process; or
     in the hands of MPI.
@@ -44,18 +44,18 @@ class Sending:
         label
             What is waited in; or what `Team.waiting` returned.
         """
-        office, waiting = self._office, waiting_in(self._office.team, label)
-        try:
-            office.until(self.test, waiting, (self.to,))
-        except BaseException:
-            keep((self._requests, self._kept))  # MPI may still read there
-            raise
+        office = self._office
+        office.until(self.test, waiting_in(office.team, label), (self.to,))
 
     def taken(self) -> None:
         """Note that a member of this process has it."""
         self._out = False
         self._kept = None
         self._office.tell()
+
+    def __del__(self) -> None:
+        if self._requests:  # MPI may still read there
+            adopt(self._requests, self._kept)
 
 
 class Parcel:

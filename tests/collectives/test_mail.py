@@ -1,13 +1,16 @@
 """Mail: order and content of messages between members, in one process and by MPI."""
 
+import gc
 import threading
+import time
+import weakref
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpiml.collectives import office
+from mpiml.collectives import mail, messages, office
 from mpiml.collectives.mail import INLINE, mail_of
 from mpiml.collectives.members import team_of
 from mpiml.errors import UsageError
@@ -45,8 +48,8 @@ def test_order_and_content(plan, anyone, borrow):
     size, letters = plan
 
     def body(team):
-        mail = mail_of(team)
-        channels = [mail.open("a"), mail.open("b")]
+        post = mail_of(team)
+        channels = [post.open("a"), post.open("b")]
         sendings = [
             channels[c].send(to, bytes([i]), content)
             for i, (source, to, c, content) in enumerate(letters)
@@ -70,7 +73,7 @@ def test_order_and_content(plan, anyone, borrow):
             assert channel.poll() is None
         for sending in sendings:
             sending.wait(LABEL)
-        assert mail.statistics() == {
+        assert post.statistics() == {
             "messages": len(sendings),
             "bytes": sum(len(x[3] or b"") for x in letters if x[0] == team.index),
         }
@@ -220,8 +223,8 @@ SIZES = (None, 0, 1, 2049, INLINE, INLINE + 1, 1_000_003)
 def test_all_to_all_of_all_sizes(place, monkeypatch):
     def body(comm):
         team = team_of(comm, "the test")
-        mail = mail_of(team)
-        first, second = mail.open("first"), mail.open("second")
+        post = mail_of(team)
+        first, second = post.open("first"), post.open("second")
         everyone = range(team.size)
         sendings = []
         for to in everyone:
@@ -298,3 +301,97 @@ def test_a_communicator_with_mail_can_be_freed_and_made_again():
 
     everywhere("mpi", body)
     assert MPI.COMM_WORLD.allreduce(1) == MPI.COMM_WORLD.size
+
+
+@pytest.mark.mpi(min_size=2)
+def test_what_is_sent_arrives_though_nobody_keeps_the_sending():
+    """Of heads and bodies above what MPI sends at once, whose memory is used again."""
+    from mpi4py import MPI
+
+    def body(comm):
+        team = team_of(comm, "the test")
+        channel = mail_of(team).open("x")
+        ahead, behind = (team.index + 1) % team.size, (team.index - 1) % team.size
+        many = range(40)
+        for k in many:
+            channel.send(ahead, bytes([k]) * 60_000)
+            channel.send(ahead, b"", np.full(INLINE + 1, k, "u1"))
+        gc.collect()
+        others = [bytes([255]) * 60_000 for _ in range(400)]  # what the program does next
+        comm.Barrier()
+        for k in many:
+            assert channel.receive(behind).wait(LABEL).head == bytes([k]) * 60_000
+            assert set(channel.receive(behind).wait(LABEL).body) == {k}
+        del others
+        comm.Barrier()
+        limit = time.monotonic() + 20
+        while messages._orphans and time.monotonic() < limit:
+            mail_of(team).office.progress()
+        assert not messages._orphans  # and is let go then
+
+    everywhere("mpi", body)
+    MPI.COMM_WORLD.Barrier()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("end", ["closed before", "closed after", "taken last"])
+def test_bodies_that_nobody_takes_are_not_taken_for_others(monkeypatch, end):
+    """Tags of bodies come again after a while."""
+    monkeypatch.setattr(mail, "_TAGS", 3)
+    monkeypatch.setattr(office, "_CHUNK", INLINE)  # two messages for each body
+
+    def body(comm):
+        team = team_of(comm, "the test")
+        left, channel = mail_of(team).open("left"), mail_of(team).open("x")
+        ahead, behind = (team.index + 1) % team.size, (team.index - 1) % team.size
+        if end == "closed before":
+            left.close()
+        comm.Barrier()
+        sendings = []
+        for k in range(10):
+            if k in (0, 4):
+                sendings.append(left.send(ahead, b"left", np.full(INLINE + 5, 100 + k, "u1")))
+            sendings.append(channel.send(ahead, b"", np.full(INLINE + 5, k, "u1")))
+        for k in range(10):
+            assert set(channel.receive(behind).wait(LABEL).body) == {k}
+            if end == "closed after" and k == 1:
+                left.close()
+        if end == "taken last":
+            into = np.empty(INLINE + 5, "u1")
+            assert set(left.receive(behind, into).wait(LABEL).body) == {100}
+            assert set(left.receive(behind).wait(LABEL).body) == {104}
+        else:
+            assert left.poll() is None
+        for sending in sendings:  # those that are dropped, too
+            sending.wait(LABEL)
+        channel.send(ahead, b"done")
+        channel.receive(behind).wait(LABEL)
+
+    everywhere("mpi", body)
+
+
+@places
+def test_what_comes_for_a_closed_channel_is_dropped(place, monkeypatch):
+    def body(comm):
+        team = team_of(comm, "the test")
+        channel, other = mail_of(team).open("x"), mail_of(team).open("y")
+        ahead, behind = (team.index + 1) % team.size, (team.index - 1) % team.size
+        memory = [np.zeros(INLINE + 1, "u1") for _ in range(2)]
+        first = channel.send(ahead, b"before", memory[0])
+        other.send(ahead, b"")
+        other.receive(behind).wait(LABEL)
+        channel.close()
+        other.send(ahead, b"")
+        other.receive(behind).wait(LABEL)
+        second = channel.send(ahead, b"after", memory[1])
+        for sending in (first, second):
+            sending.wait(LABEL)
+        other.send(ahead, b"")
+        other.receive(behind).wait(LABEL)  # its messages have been dropped by now
+        assert not channel.some()
+        kept = [weakref.ref(m) for m in memory]
+        memory.clear()
+        del first, second, sending
+        mail_of(team).office.until(lambda: not any(ref() for ref in kept), team.waiting(LABEL))
+
+    played(place, body, monkeypatch)
