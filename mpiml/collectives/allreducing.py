@@ -16,7 +16,7 @@ from mpiml.collectives.members import team_of
 from mpiml.collectives.ops import dtype_name, numpy_dtype, op_code, op_name
 from mpiml.collectives.regions import Leaf, specs_of
 from mpiml.collectives.team import Team
-from mpiml.collectives.trees import flatten, unflatten
+from mpiml.collectives.trees import flatten, unflatten, unlike
 from mpiml.errors import UsageError
 from mpiml.libraries import family
 
@@ -272,7 +272,9 @@ def _outs(
     """Return the arrays of `out`, those in host memory as NumPy arrays that share it, checked."""
     targets, structure, _ = flatten(out, "allreduce: out")
     if structure != treedef:
-        raise UsageError(f"allreduce: out: expected a tree like x, {treedef}, got {structure}")
+        raise UsageError(
+            f"allreduce: out: expected a tree like x, {unlike(treedef, structure)}"
+        )
     views = list(targets)
     for number in near:
         target, array, spec = targets[number], host[number], specs[number]

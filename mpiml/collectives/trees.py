@@ -19,9 +19,11 @@ from mpiml.collectives.ops import dtype_code, dtype_name, native_order, numpy_dt
 from mpiml.errors import UsageError
 from mpiml.libraries import family
 
-__all__ = ["flatten", "host_array", "unflatten"]
+__all__ = ["flatten", "host_array", "unflatten", "unlike"]
 
 NAMESPACE: Final = "mpiml"  #: of classes registered with optree
+_NAMED: Final = 10  # arrays that a message names
+_SHOWN: Final = 300  # characters of a tree in a message
 
 _LEAF: "optree.PyTreeSpec" = optree.treespec_leaf(none_is_leaf=True)  # of a single array
 
@@ -59,10 +61,7 @@ def flatten(
         _check(tree, "", where)
         return [tree], _LEAF, ("",)
     leaves, treedef = optree.tree_flatten(tree, none_is_leaf=True, namespace=NAMESPACE)
-    try:
-        paths = _paths(treedef)
-    except TypeError:  # a registered class holds what cannot be hashed
-        paths = _paths.__wrapped__(treedef)
+    paths = _named(treedef)
     for leaf, path in zip(leaves, paths, strict=True):
         _check(leaf, path, where)
     if not leaves:
@@ -76,6 +75,30 @@ def unflatten(treedef: "optree.PyTreeSpec", leaves: Sequence[Any]) -> Any:
     Local: no MPI.
     """
     return optree.tree_unflatten(treedef, leaves)
+
+
+def unlike(expected: "optree.PyTreeSpec", found: "optree.PyTreeSpec") -> str:
+    """Return how an error tells of a tree of another structure, after "expected a tree like".
+
+    Local: no MPI. As in ``{'w': *}, got {'v': *}: ['w'] missing; ['v'] too much``, where
+    ``*`` is an array.
+    """
+    want, have = [_named(treedef) for treedef in (expected, found)]
+    missing = ", ".join(
+        [path or "a single array" for path in want if path not in have][:_NAMED]
+    )
+    more = ", ".join([path or "a single array" for path in have if path not in want][:_NAMED])
+    parts = [
+        f"{names} {what}" for names, what in ((missing, "missing"), (more, "too much")) if names
+    ]
+    why = f": {'; '.join(parts)}" if parts else ": other containers"
+    return f"{_structure(expected)}, got {_structure(found)}{why}"
+
+
+def _structure(treedef: "optree.PyTreeSpec") -> str:
+    text = str(treedef).removeprefix("PyTreeSpec(").removesuffix(f", namespace='{NAMESPACE}')")
+    text = text.removesuffix(")").removesuffix(", NoneIsLeaf")
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
 def host_array(x: Any) -> "np.ndarray[Any, Any]":
@@ -98,6 +121,13 @@ def host_array(x: Any) -> "np.ndarray[Any, Any]":
         name, shape = more[:2]
         host = host.view(numpy_dtype(name)).reshape(shape)
     return host
+
+
+def _named(treedef: "optree.PyTreeSpec") -> tuple[str, ...]:
+    try:
+        return _paths(treedef)
+    except TypeError:  # a registered class holds what cannot be hashed
+        return _paths.__wrapped__(treedef)
 
 
 @functools.lru_cache(maxsize=64)

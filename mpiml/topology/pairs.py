@@ -137,7 +137,10 @@ class ActivePassive:
 
     def __init__(self, topology: Topology, seed: int = 0) -> None:
         if not isinstance(topology, Topology):
-            raise UsageError(f"ActivePassive: expected a Topology, got {topology!r}")
+            raise UsageError(
+                "ActivePassive: expected a Topology that is bipartite, such as "
+                f"mpiml.topology.bipartite(n), got {_shown(topology)}"
+            )
         topology.require_connected("ActivePassive")
         sides, clash = two_sides(topology.neighbors)
         if clash is not None:
@@ -209,3 +212,8 @@ def _bits(seed: int, purpose: int, step: int, member: int, count: int) -> NDArra
     counter = np.array([0, step, member, 0], np.uint64)  # the first counts what is drawn
     bits: NDArray[np.uint64] = np.random.Philox(key=key, counter=counter).random_raw(count)
     return bits
+
+
+def _shown(found: object) -> str:
+    text = repr(found)
+    return text if len(text) <= 80 and "\n" not in text else f"a {type(found).__name__}"

@@ -78,7 +78,10 @@ class Cycle(Schedule):
         strange = [t for t in self.topologies if not isinstance(t, Topology)]
         if not self.topologies or strange:
             got = f"a {type(strange[0]).__name__}" if strange else "none"
-            raise UsageError(f"{where}: expected one Topology or more, got {got}")
+            raise UsageError(
+                f"{where}: expected one Topology or more, got {got}. Of a matrix of weights: "
+                "mpiml.topology.from_matrix(W)."
+            )
         sizes = [t.n for t in self.topologies]
         if len(set(sizes)) > 1:
             raise UsageError(f"{where}: expected one number of members, got steps of {sizes}")
@@ -204,6 +207,6 @@ def as_schedule(
     if not isinstance(topology, Sequence):
         raise UsageError(
             f"{where}: expected a Topology, a Schedule or a list of topologies, got a "
-            f"{type(topology).__name__}"
+            f"{type(topology).__name__}. Of a matrix of weights: mpiml.topology.from_matrix(W)."
         )
     return Cycle(topology)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from mpiml.collectives.averaging.force import Drawn, number_in
 from mpiml.collectives.averaging.replica import difference
-from mpiml.collectives.trees import flatten, unflatten
+from mpiml.collectives.trees import flatten, unflatten, unlike
 from mpiml.errors import UsageError
 from mpiml.optim import Optimizer
 
@@ -192,7 +192,7 @@ def _pair(
     ours, treedef, paths = flatten(x, where)
     theirs, other, _ = flatten(center, where)
     if other != treedef:
-        raise UsageError(f"{where}: expected a center like x, {treedef}, got {other}")
+        raise UsageError(f"{where}: expected a center like x, {unlike(treedef, other)}")
     for a, b, path in zip(ours, theirs, paths, strict=True):
         if tuple(a.shape) != tuple(b.shape) or a.dtype != b.dtype or a.dtype.kind != "f":
             raise UsageError(

@@ -113,7 +113,11 @@ class Drawn(Periodic):
         momentum, nesterov = 0.0, True
         if isinstance(optimizer, Momentum):
             momentum, nesterov = optimizer.momentum, optimizer.nesterov
-        limit = elastic_limit(eta, p, momentum, nesterov=nesterov)
+        try:
+            limit = elastic_limit(eta, p, momentum, nesterov=nesterov)
+        except UsageError as error:
+            text = str(error).removeprefix("elastic_limit: ")
+            raise UsageError(f"{self.where}: optimizer: {text}") from None
         if alpha > limit * _ROUND:
             raise UsageError(
                 f"{self.where}: alpha: expected at most {limit:.4g} for {p} members, "

@@ -39,7 +39,8 @@ class LocalSGD(Periodic):
     optimizer : mpiml.optim.Optimizer
         Its state, momentum, is the member's own and is not averaged.
     every : int
-        H, the number of steps from one mean to the next, >= 1.
+        H, the number of steps from one mean to the next, >= 1; by default 16, that of
+        post-local SGD.
     comm : mpi4py.MPI.Intracomm, optional
         Whose ranks are the members; None: the replicas of the role of this node, or the
         members of the bucket.
@@ -68,7 +69,7 @@ class LocalSGD(Periodic):
         params: Any,
         optimizer: Optimizer,
         *,
-        every: int,
+        every: int = 16,
         comm: Any = None,
         name: str | None = None,
     ) -> None:
@@ -148,7 +149,7 @@ class PostLocalSGD(LocalSGD):
         params: Any,
         optimizer: Optimizer,
         *,
-        every: int,
+        every: int = 16,
         until: int | Callable[[int], bool],
         comm: Any = None,
         name: str | None = None,

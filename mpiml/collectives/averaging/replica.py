@@ -13,7 +13,7 @@ from mpiml.collectives.loose import loose_of
 from mpiml.collectives.members import team_of
 from mpiml.collectives.regions import specs_of
 from mpiml.collectives.team import Team
-from mpiml.collectives.trees import flatten, host_array, unflatten
+from mpiml.collectives.trees import flatten, host_array, unflatten, unlike
 from mpiml.errors import UsageError
 from mpiml.libraries import family
 from mpiml.optim_step import check_parameter
@@ -84,7 +84,7 @@ class Replica:
         leaves, treedef, _ = flatten(tree, where)
         if treedef != self.treedef:
             raise UsageError(
-                f"{where}: expected a tree like the parameters, {self.treedef}, got {treedef}"
+                f"{where}: expected a tree like the parameters, {unlike(self.treedef, treedef)}"
             )
         for leaf, own, path in zip(leaves, self.leaves, self.paths, strict=True):
             floating = leaf.dtype.kind == "f" or leaf.dtype.name == "bfloat16"
@@ -107,10 +107,13 @@ class Replica:
         """
         leaves, treedef, paths = flatten(tree, where)
         text = "\n".join([leaf.text() for leaf in specs_of(leaves, paths)])
-        if treedef != self.treedef or text != self.text:
+        if treedef != self.treedef:
             raise UsageError(
-                f"{where}: expected arrays like the parameters, {self.treedef} of "
-                f"{self.text!r}, got {treedef} of {text!r}"
+                f"{where}: expected arrays like the parameters, {unlike(self.treedef, treedef)}"
+            )
+        if text != self.text:
+            raise UsageError(
+                f"{where}: expected arrays like the parameters, {self.text!r}, got {text!r}"
             )
         return leaves
 

@@ -9,20 +9,37 @@ The graph is bipartite. Members of one side, the active ones, ask; those of the 
 a thread of their own. As who answers waits for nobody, no circle of waiting can arise.
 """
 
-from collections.abc import Mapping
-from typing import Any
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
 from mpiml.collectives.averaging.periodic import Periodic, Step
 from mpiml.collectives.averaging.replica import put
 from mpiml.collectives.labels import Label
 from mpiml.collectives.neighbors.meeting import Answering, Asking, Shared
 from mpiml.collectives.trees import host_array
-from mpiml.errors import ServiceGoneError, UsageError
+from mpiml.errors import RankFailedError, ServiceGoneError, UsageError
 from mpiml.optim import Optimizer
 from mpiml.optim_step import apply
 from mpiml.topology import ActivePassive, Topology
 
 __all__ = ["ADPSGD"]
+
+_FINISH: Final = (
+    "If its body had no error: each member calls ADPSGD.finish() after its last step, and answers "
+    "its neighbours until all have called it."
+)
+
+
+@contextlib.contextmanager
+def _telling() -> Iterator[None]:
+    """Have an error that tells of a member which is not there any more tell of `finish` too."""
+    try:
+        yield
+    except (UsageError, RankFailedError) as error:
+        if _FINISH not in (text := str(error)):
+            error.args = (f"{text} {_FINISH}", *error.args[1:])
+        raise
 
 
 class ADPSGD(Periodic):
@@ -132,7 +149,8 @@ class ADPSGD(Periodic):
         label = Label(f"{self.where}.step", name=self._name)
         step = self._ready(grads)
         with self._team.round(label):
-            self._running().pause(label)
+            with _telling():
+                self._running().pause(label)
             self._advance(step)
             self._running().resume()
 
@@ -169,7 +187,7 @@ class ADPSGD(Periodic):
 
     def _quiet(self, label: Label) -> None:
         """Wait until no meeting is under way anywhere. Collective over the members."""
-        with self._team.round(label):
+        with self._team.round(label), _telling():
             if self._thread is not None:
                 self._thread.pause(label)
             self._team.exchange(b"", label)
@@ -250,7 +268,8 @@ class ADPSGD(Periodic):
         -------
         dict
             ``"members"``, ``"steps"``, ``"meetings"`` with a neighbour that are over,
-            ``"bytes"`` sent in them, and ``"reductions"`` over all members.
+            ``"bytes"`` sent in them, and ``"reductions"`` over all members, by `meet`, of which
+            the bytes are not counted.
         """
         meetings = self._shared.meetings
         return {

@@ -9,7 +9,7 @@ import numpy as np
 from mpiml import arrays
 from mpiml.collectives.ops import COMPLEX, FLOATS, numpy_dtype
 from mpiml.collectives.regions import Leaf, Regions, specs_of
-from mpiml.collectives.trees import flatten, unflatten
+from mpiml.collectives.trees import flatten, unflatten, unlike
 from mpiml.errors import UsageError
 from mpiml.libraries import family
 
@@ -236,7 +236,7 @@ def _targets(out: Any, x: Any, where: str) -> list[Any]:
     targets, structure, paths = flatten(out, f"{where}: out")
     leaves, expected, _ = flatten(x, where)
     if structure != expected:
-        raise UsageError(f"{where}: out: expected a tree like x, {expected}, got {structure}")
+        raise UsageError(f"{where}: out: expected a tree like x, {unlike(expected, structure)}")
     for target, leaf, path in zip(targets, leaves, paths, strict=True):
         kind = family(type(target))
         same = kind == family(type(leaf)) and isinstance(leaf, np.ndarray | type(target))

@@ -134,7 +134,8 @@ class Neighbourly(Periodic):
         -------
         dict
             ``"members"``, ``"steps"`` in all, ``"rounds"`` of averaging with neighbours,
-            ``"bytes"`` sent in them, and ``"reductions"`` over all members.
+            ``"bytes"`` sent in them, and ``"reductions"`` over all members, by `meet`, of which
+            the bytes are not counted.
         """
         return {
             "members": self.members,

@@ -315,6 +315,7 @@ class RingModel(Model):
                 for _ in range(_ROUNDS):
                     if any(self._team.exchange(b"1" * self._ring.settle(), label)):
                         break
+            self._ring.close()
         if self._remote is not None:
             self._remote.close()
 

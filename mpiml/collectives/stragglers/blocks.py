@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpiml.collectives.regions import specs_of
-from mpiml.collectives.trees import flatten, unflatten
+from mpiml.collectives.trees import flatten, unflatten, unlike
 from mpiml.errors import UsageError
 
 __all__ = ["Blocks"]
@@ -83,8 +83,8 @@ class Blocks:
         leaves, treedef, _ = flatten(tree, where)
         if treedef != self._treedef:
             raise UsageError(
-                f"{where}: expected a tree like that given at construction, {self._treedef}, got "
-                f"{treedef}"
+                f"{where}: expected a tree like that given at construction, "
+                f"{unlike(self._treedef, treedef)}"
             )
         parts = zip(leaves, self._paths, self._at, self.dtypes, self._shapes, strict=True)
         for leaf, path, (start, end), dtype, shape in parts:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from mpiml.collectives.mail import Channel, Parcel, Receiving, Sending
-from mpiml.collectives.messages import keep
 from mpiml.collectives.stragglers.backup import Verdict
 from mpiml.collectives.stragglers.blocks import Blocks
 from mpiml.collectives.stragglers.records import Kind, Record, mask
@@ -250,8 +249,4 @@ class Collector:
 
     def _under_way(self, sendings: list[Sending]) -> list[Sending]:
         left = [sending for sending in sendings if not sending.test()]
-        lost = [sending for sending in left if sending.to in self._lost]
-        if not lost:
-            return left
-        keep(lost)  # MPI may still read there
         return [sending for sending in left if sending.to not in self._lost]

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpiml.collectives.ops import dtype_name, op_code
-from mpiml.collectives.trees import flatten, unflatten
+from mpiml.collectives.trees import flatten, unflatten, unlike
 from mpiml.errors import UsageError
 
 __all__ = ["Trees"]
@@ -54,8 +54,8 @@ class Trees:
                 self._treedef, self._paths, like = treedef, paths, arrays
             elif treedef != self._treedef:
                 raise UsageError(
-                    f"{where}: expected a tree like that of {owner} {first}, {self._treedef}, got "
-                    f"{treedef} of {owner} {key}. All have the same structure."
+                    f"{where}: expected a tree like that of {owner} {first}, "
+                    f"{unlike(self._treedef, treedef)}, of {owner} {key}. All have the same structure."
                 )
             for path, old, new in zip(paths, like, arrays, strict=True):
                 if (old.shape, old.dtype) != (new.shape, new.dtype):

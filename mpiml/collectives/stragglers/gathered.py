@@ -3,6 +3,7 @@
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, ClassVar, Self
 
 from mpiml.collectives.alike import agree_on
@@ -207,7 +208,10 @@ class Gathered(ABC):
         if self._closed:
             return
         self._closed = self._talk.leaving = True
-        if self._talk.failed or self._ended:
+        if self._ended:
+            return
+        if self._talk.failed:
+            self._end()
             return
         label, why = Label(f"{self.where}.close", name=self._name), "it has closed"
         until, watch = self._talk.office.until, Watch(self._talk, label)
@@ -219,11 +223,15 @@ class Gathered(ABC):
             text = f"{why} after step {self._step - 1}"
             self._talk.send(Record(Kind.GONE, more=text.encode()))
             until(self._talk.dismissed, watch)
+        self._end()
+
+    def _end(self) -> None:
+        """Let go of everything: nobody waits for this member any more."""
         self._talk.clear()
         self._withdraw()
-        self._talk.office.guests.remove(self._withdraw)
-        if self._team.index == self._at:
-            self._team.room.shared.pop(self._key, None)
+        self._talk.close()
+        with suppress(ValueError):
+            self._talk.office.guests.remove(self._withdraw)
 
     def _alone(self) -> bool:
         """Tell whether all have left."""
@@ -236,7 +244,8 @@ class Gathered(ABC):
         if self._closed:
             return
         self._closed = self._talk.leaving = True
-        self._talk.give_up()
+        if self._ended:
+            return
         if self._team.index == self._at:
             assert self._collector is not None
             name = self._team.names[self._at]
@@ -245,12 +254,14 @@ class Gathered(ABC):
         elif not self._talk.failed:
             record = Record(Kind.LOST, member=self._team.index, more=why.encode())
             self._talk.send(record)
+        self._end()
 
     def _withdraw(self) -> bool:
         """Have no part in the agent's work any more; tell whether nothing is on its way."""
         self._ended = True
         if self._collector is None or self._team.index != self._at:
             return True
+        self._team.room.shared.pop(self._key, None)
         if self._agent is not None:
             self._agent.remove(self._collector.turn)
         return self._collector.settled()

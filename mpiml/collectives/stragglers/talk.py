@@ -5,7 +5,7 @@ from typing import Any, Final, NamedTuple
 
 from mpiml.collectives.labels import Label
 from mpiml.collectives.mail import Channel, Parcel, Receiving, Sending
-from mpiml.collectives.messages import Waiting, keep
+from mpiml.collectives.messages import Waiting
 from mpiml.collectives.stragglers.blocks import Blocks
 from mpiml.collectives.stragglers.collector import Collector
 from mpiml.collectives.stragglers.records import Kind, Record, members_of
@@ -132,10 +132,13 @@ class Talk:
             self.result = None
         return self.bye or bool(self.failed)
 
-    def give_up(self) -> None:
-        """Take in nothing any more."""
+    def close(self) -> None:
+        """Take in nothing any more; where this member collects, from nobody."""
         if self._receiving is not None:
-            keep(self._receiving)
+            self._receiving.leave()
+            self._receiving = None
+        self._up.close()
+        self._down.close()
 
     def _into(self, source: int, head: bytes, nbytes: int) -> Any:
         return self._blocks.empty() if nbytes >= 0 else None

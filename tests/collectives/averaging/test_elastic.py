@@ -257,7 +257,11 @@ def test_the_model_swings_where_it_is_refused():
         ({"alpha": 0.51}, 0.1, "at most 1 / members, 0.5, got 0.51: 2 members .* beta = 1.02"),
         ({"rho": 6.0}, 0.1, "at most 1 / members, 0.5, got 0.6"),
         ({"alpha": 0.3}, 1.7, "at most 0.2308 for 2 members, lr=1.7 .* got 0.3: .* ever wider"),
-        ({"alpha": 0.1}, 2.1, r"in 0\.\.2 .* got 2.1: .* farther than the one before"),
+        (
+            {"alpha": 0.1},
+            2.1,
+            r"^Elastic: optimizer: .* 0\.\.2 .* got 2.1: .* farther than the one before",
+        ),
         ({"alpha": 0.1, "rho": 1.0}, 0.1, "expected alpha or rho"),
         ({"alpha": 0}, 0.1, "alpha: expected a number > 0, got 0"),
         ({"alpha": "much"}, 0.1, "alpha: expected a number > 0, got 'much'"),

@@ -169,7 +169,11 @@ def test_an_active_member_that_computes_keeps_nobody_waiting():
         (topology.complete(3), "expected a bipartite graph"),
         (topology.bipartite(4), "expected one of 3 members, as many as there are"),
         (topology.ActivePassive(topology.star(2)), "expected one of 3 members"),
-        (topology.one_peer_exponential(3), "expected a Topology"),
+        (
+            topology.one_peer_exponential(3),
+            "expected a Topology that is bipartite, such as mpiml.topology.bipartite(n)",
+        ),
+        (np.eye(3), "such as mpiml.topology.bipartite(n), got "),
         (
             topology.from_matrix(np.eye(3), allow_disconnected=True),
             "expected all members to be connected",
@@ -224,6 +228,21 @@ def test_a_member_that_fails_ends_the_others(replicas):
 def test_a_member_that_fails_ends_the_others_on_ranks():
     with pytest.raises(ArithmeticError, match="member 1 has no data"):
         played("nodes on ranks", failing)
+
+
+def leaving(comm):
+    team = team_of(comm, "the test")
+    model = ADPSGD(np.zeros(2), optim.SGD(1.0), topology.bipartite(team.size), comm)
+    model.step(np.zeros(2))
+    if team.index == 0:
+        model.finish()
+
+
+def test_a_member_that_ends_without_finish_is_told_of_it():
+    with pytest.raises(
+        UsageError, match=r"has returned .* ADPSGD\.finish\(\) after its last step"
+    ):
+        everywhere(2, leaving)
 
 
 def stopped():

@@ -478,7 +478,9 @@ def test_the_step_size_shrinks_by_epochs():
             model.step = 2
             assert model.end_epoch() == pytest.approx(2 * 0.8)
             assert model.statistics()["step"] == model.step
-            with pytest.raises(UsageError, match="step: expected 0 or more, finite, got -1"):
+            with pytest.raises(
+                UsageError, match="step: expected a number above 0, finite, got -1"
+            ):
                 model.step = -1
             team.exchange(b"", "the end")
 
@@ -516,7 +518,8 @@ def test_staleness_counts_others(place, monkeypatch):
     [
         ({"cluster_size": 0}, "RingModel: expected cluster_size >= 1, got 0"),
         ({"cluster_size": 1.5}, r"RingModel: expected an integer as cluster_size, got 1\.5"),
-        ({"step": float("nan")}, "RingModel: step: expected 0 or more, finite, got nan"),
+        ({"step": float("nan")}, "RingModel: step: expected a number above 0, finite, got nan"),
+        ({"step": 0}, "RingModel: step: expected a number above 0, finite, got 0"),
         ({"tolerance": -1}, "RingModel: tolerance: expected 0 or more, finite, got -1"),
         ({"decay": 0}, "RingModel: decay: expected above 0, at most 1, got 0"),
         ({"delay": 0}, "RingModel: expected delay >= 1, got 0"),

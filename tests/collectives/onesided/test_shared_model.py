@@ -336,7 +336,17 @@ CALLS = {
     "float indices": (lambda m: m.add_at("w", [0.5], [1]), "expected integers, got float64"),
     "values do not fit": (lambda m: m.add_at("w", [0, 1], [1, 2, 3]), r"shape \(2,\)"),
     "too many axes": (lambda m: m.add_at("w", ([0], [0]), [1]), "at most 1"),
-    "another tree": (lambda m: m.add({"w": np.zeros(101)}), "expected a tree like"),
+    "another tree": (
+        lambda m: m.add({"w": np.zeros(101)}), r"a tree like \{.*\}, got \{'w': \*\}: .* missing$",
+    ),
+    "a scale that is none": (
+        lambda m: m.add(m.snapshot()[0], scale="x"), r"SharedModel\.add: scale: .* got 'x'",
+    ),
+    "a scale that is none, of elements": (
+        lambda m: m.add_at("w", np.array([0]), np.ones(1, "f4"), scale="1"),
+        r"SharedModel\.add_at: scale: expected a real number, .* got '1'",
+    ),
+    "a scale of arrays": (lambda m: m.add_at("w", [0], [1], scale=np.ones(2)), "scale: expected"),
     "another shape": (
         lambda m: m.add({"w": np.zeros(100), "t": np.zeros((7, 3)), "in": [np.float64(0)], "o": np.zeros(5)}),
         r"leaf \['w'\]",
