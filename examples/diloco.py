@@ -2,8 +2,8 @@
 
 Each learner has a part of the digits. Synchronous SGD and AdamW reduce the gradients in every
 step: `LocalSGD` with every=1. DiLoCo (Douillard et al. 2023) does 100 steps of AdamW apart, and
-then one of Nesterov momentum with the mean of how far the learners went. Reductions, and what
-learner 0 sent into them, are as the objects counted them.
+then one of Nesterov momentum with the mean of how far the learners went. Reductions, and
+the bytes that learner 0 brought to them, are as the objects counted them.
 
 $ python -m mpiml.run -n 2 examples/diloco.py
 [learner/0] method              reductions      bytes  seconds  first loss  last loss  accuracy

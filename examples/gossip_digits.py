@@ -4,8 +4,9 @@ A step takes each learner 2 ms, in which it sleeps as if an accelerator worked, 
 10 ms more. With allreduce all wait for it. In D-PSGD (Lian et al. 2017) a learner averages with
 its neighbours in a ring, and waits for them, as they do for theirs. In AD-PSGD (Lian et al. 2018)
 learners average in pairs, and nobody waits for the slow one: each makes as many steps as it can
-in the time that allreduce took. Steps, and the bytes that learner 0 sent, are as the objects
-counted them. The curves are of the model of learner 0, their last points of the mean of all.
+in the time that allreduce took. Steps and bytes of learner 0 are as the objects counted them:
+bytes that it brought to reductions, of which allreduce may send more or fewer, and that it sent to
+its neighbours in D-PSGD and AD-PSGD. The curves are of the model of learner 0, their last points of the mean of all.
 
 $ python -m mpiml.run -n 3 examples/gossip_digits.py
 [learner/0] method                   steps      bytes  seconds  first loss  last loss  accuracy
@@ -59,9 +60,9 @@ def train(model, seen, slow, steps, seconds):
         model.step(gradient)
         passed = time.perf_counter() - curve.start
         done = model.steps / steps if seconds is None else passed / seconds
-    sent = model.statistics()["bytes"]
+    counted = model.statistics()["bytes"]
     model.meet()  # the mean of all
-    curve.note(model.params, sent)
+    curve.note(model.params, counted)
     return curve
 
 
@@ -93,7 +94,8 @@ def compare(steps, slow, plot):
     if me.index == 0:
         print("steps of each learner in AD-PSGD:", *each)
         title = f"Digits, learners: {me.replicas}, of which the last needs {1000 * slow:g} ms more for a step"
-        draw(plot, title, curves)
+        counted = "learner 0: brought to reductions, or sent to neighbours"
+        draw(plot, title, curves, counted=counted)
 
 
 def build(
