@@ -169,6 +169,8 @@ class Remote:
             self._agent.remove(link.turn)
         if self._serving is not None:
             self._agent.remove(self._serving.turn)
+        self._asks.close()
+        self._answers.close()
         self._opened.close()
 
     def abandon(self) -> None:
@@ -179,3 +181,6 @@ class Remote:
         """
         for link in self._links.values():
             self._agent.remove(link.turn)
+        self._answers.close()
+        if self._serving is None:
+            self._asks.close()

@@ -213,6 +213,10 @@ class RingMember:
             self._token = self._carrier.take(eager=True)
         return self._token is not None
 
+    def close(self) -> None:
+        """Take no token any more. Local: once it is known where the token is."""
+        self._carrier.close()
+
     # -- what there was ------------------------------------------------------------------------
 
     @property

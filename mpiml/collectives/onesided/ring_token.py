@@ -159,6 +159,10 @@ class Carrier:
         self._sendings = [sending for sending in self._sendings if not sending.test()]
         self._sendings.append(self._channel.send(to, token.pack(self._rule.size)))
 
+    def close(self) -> None:
+        """Take no token any more."""
+        self._channel.close()
+
     def note(self, turn: int, token: Token) -> None:
         """Note on this host whose turn comes next, and what the token says."""
         words = self._words
