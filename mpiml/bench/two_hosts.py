@@ -6,9 +6,11 @@ own. What passes between them is counted by the card. Needs root, ``ip`` and ``u
 
 import os
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -38,6 +40,13 @@ def link_bytes() -> int:
                 words = rest.split()
                 return int(words[0]) + int(words[8])  # received, sent
     raise LookupError(f"no card {CARD} here: expected to run on one of two hosts")
+
+
+def _end_all_of(name: str) -> None:
+    """End what still runs in a network namespace: a job past its time leaves ranks there."""
+    for pid in attempt(["ip", "netns", "pids", name], 20.0).stdout.split():
+        with suppress(ProcessLookupError):
+            os.kill(int(pid), signal.SIGKILL)
 
 
 class TwoHosts:
@@ -95,6 +104,7 @@ class TwoHosts:
     ) -> None:
         if shutil.which("ip") is not None:
             for name in self.names:
+                _end_all_of(name)
                 attempt(["ip", "netns", "del", name], 20.0)
         self._folder.cleanup()
 

@@ -22,7 +22,7 @@ __all__ = ["hierarchical_neighbor_allreduce"]
 
 _WHERE = "hierarchical_neighbor_allreduce"
 _KEY = "home of neighbours"
-_RESULT, _ERROR = b"\0", b"\1"
+_RESULT, _ERROR, _GONE = b"\0", b"\1", b"\2"
 
 
 def hierarchical_neighbor_allreduce(
@@ -83,10 +83,11 @@ def hierarchical_neighbor_allreduce(
             raise error
         try:
             found = mixed(team, home.exchange, edges, mean, out, name, _WHERE)
-        except UsageError as caught:
-            home.give(_ERROR + str(caught).encode(), None, label)
+            result = Leaves(found, None, _WHERE)
+        except BaseException as caught:
+            home.give_up(caught)
             raise
-        home.give(_RESULT, Leaves(found, None, _WHERE), label)
+        home.give(result, label)
         return found
 
 
@@ -149,12 +150,22 @@ class _Home:
         sends = {self._leaders[h]: factor for h, factor in edges.sends.items()}
         return Edges(edges.own, receives, sends, f"{edges.text[:-1]}, hosts)")
 
-    def give(self, head: bytes, leaves: Leaves | None, label: Label) -> None:
+    def give(self, leaves: Leaves, label: Label) -> None:
         """Hand the result to the other members of the host, and wait until they have it."""
-        block = None if leaves is None else leaves.scratch()
-        others = [i for i in self.whole.local if i != self.whole.index]
-        for sending in [self._channel.send(i, head, block) for i in others]:
+        block = leaves.scratch()
+        for sending in [self._channel.send(i, _RESULT, block) for i in self._others()]:
             sending.wait(label)
+
+    def give_up(self, error: BaseException) -> None:
+        """Tell the other members of the host, who wait for a result, why none will come."""
+        kind = "" if isinstance(error, UsageError) else f"{type(error).__name__}: "
+        head = _ERROR if isinstance(error, UsageError) else _GONE
+        for i in self._others():
+            with suppress(Exception):  # the error itself is what counts
+                self._channel.send(i, head + f"{kind}{error}".encode())
+
+    def _others(self) -> list[int]:
+        return [i for i in self.whole.local if i != self.whole.index]
 
     def take(self, leaves: Leaves | None, error: Exception | None, label: Label) -> Any:
         """Return the result of the host, or raise what has gone wrong."""
@@ -169,7 +180,8 @@ class _Home:
 
         head = self._channel.receive(first, into).wait(label).head
         if head != _RESULT:
-            raise UsageError(f"{head[1:].decode()} (on {self.whole.names[first]})")
+            kind = UsageError if head[:1] == _ERROR else ServiceGoneError
+            raise kind(f"{head[1:].decode()} (on {self.whole.names[first]})")
         return leaves.finish(block)
 
 

@@ -6,6 +6,7 @@ sends it back. Nothing else changes the x of who asks meanwhile, so the two step
 
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -119,13 +120,23 @@ class _Thread:
             raise ServiceGoneError(f"{label}: the program has ended, and its meetings with it")
 
     def close(self) -> bool:
-        """End the thread. Local."""
+        """End the thread, and what it has kept; return whether nothing is on its way. Local."""
         self._closing = True
         self._go.set()
         self._office.tell()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(_JOIN)
-        return not self._thread.is_alive()
+        if self._thread.is_alive():
+            return False
+        self._asks.close()
+        self._answers.close()
+        with suppress(ValueError):
+            self._office.guests.remove(self.close)
+        return self._settled()
+
+    def _settled(self) -> bool:
+        """Let go of what has been sent; return whether nothing is on its way."""
+        return True
 
 
 class Asking(_Thread):
@@ -203,6 +214,9 @@ class Answering(_Thread):
     def pause(self, label: Label) -> None:
         """Look whether it still does. It waits for nobody."""
         self._check(label)
+
+    def _settled(self) -> bool:
+        return self._snapshots.close()
 
     def _work(self) -> None:
         shared = self._shared

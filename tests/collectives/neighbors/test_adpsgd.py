@@ -1,6 +1,8 @@
 """AD-PSGD: what a meeting does, what is kept, who waits for whom, and what is refused."""
 
+import gc
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ import pytest
 import mpiml
 from mpiml import optim, topology
 from mpiml.collectives import allreduce
+from mpiml.collectives.mail import mail_of
 from mpiml.collectives.members import team_of
 from mpiml.collectives.neighbors import ADPSGD
 from mpiml.errors import ServiceGoneError, UsageError
@@ -262,3 +265,30 @@ def test_a_program_that_stops_ends_all():
     steps = mpiml.launch(program)["member"]
     assert len(set(steps)) == 1  # the round agreed on
     assert steps[0] >= 5
+
+
+@places
+def test_models_that_are_closed_leave_nothing_behind(place, monkeypatch):
+    def body(comm):
+        team = team_of(comm, "the test")
+        guests = mail_of(team).office.guests
+        team.exchange(b"", "made")
+        before, kept = len(guests), []
+        team.exchange(b"", "counted")
+        for _ in range(3):
+            model = ADPSGD(
+                np.zeros(50_000), optim.SGD(0.1), topology.bipartite(team.size), team
+            )
+            for _ in range(3):
+                model.step(np.ones(50_000))
+            model.finish()
+            model.close()
+            kept.append(weakref.ref(model._shared.memory))
+            del model
+            gc.collect()
+        team.exchange(b"", "closed")
+        assert len(guests) == before
+        assert [ref() for ref in kept] == [None] * 3
+
+    played(place, body, monkeypatch)
+    assert not [t for t in threading.enumerate() if t.name == "mpiml meetings"]

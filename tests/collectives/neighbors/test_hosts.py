@@ -5,8 +5,9 @@ import pytest
 
 from mpiml import topology
 from mpiml.collectives.members import team_of
+from mpiml.collectives.neighbors import hosts
 from mpiml.collectives.neighbors import hierarchical_neighbor_allreduce as averaged
-from mpiml.errors import UsageError
+from mpiml.errors import ServiceGoneError, UsageError
 from tests.collectives.neighbors.crowd import places, played
 from tests.collectives.together import outcomes
 
@@ -70,3 +71,30 @@ def test_topologies_are_of_hosts(graph):
             np.testing.assert_array_equal(outcome, 0)
         else:
             assert "(members are hosts here: 1)" in str(outcome)
+
+
+@places
+def test_an_error_of_the_first_member_ends_the_wait_of_its_host(place, monkeypatch):
+    """Whatever it is: a process that lives may fail otherwise than by what it was given."""
+
+    class Broken(BaseException):
+        pass
+
+    def broken(team, *_):
+        raise Broken("no luck")
+
+    def body(comm):
+        team = team_of(comm, "the test")
+        graph = topology.complete(len(set(team.hosts)))
+        found = averaged(np.ones(2), graph, comm)
+        np.testing.assert_allclose(found, 1.0)
+        leads = team.index == team.local[0]
+        team.exchange(b"", "the test")
+        monkeypatch.setattr(hosts, "mixed", broken)
+        team.exchange(b"", "the test")
+        with pytest.raises(Broken if leads else ServiceGoneError, match="no luck"):
+            averaged(np.ones(2), graph, comm)
+        team.exchange(b"", "the test")
+        monkeypatch.undo()
+
+    played(place, body, monkeypatch)
