@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import mpiml
+from mpiml.collectives.mail import mail_of
 from mpiml.collectives.members import team_of
 from mpiml.collectives.stragglers import (
     BackupGradient,
@@ -756,3 +757,19 @@ def test_others_are_ahead_by_slack_and_wait_then(slack):
     flying, free = together(3, body)[2]
     assert flying == slack
     assert free <= slack + 1
+
+
+@pytest.mark.parametrize("broken", [0, 1, 2])
+def test_what_ended_by_an_error_leaves_nothing_behind(broken):
+    def body(team):
+        guests = mail_of(team).office.guests
+        with pytest.raises((ZeroDivisionError, ServiceGoneError)):  # noqa: SIM117
+            with BackupGradient(3, team, like=like(), at=1) as backup:
+                if team.index == broken:
+                    raise ZeroDivisionError("broken")
+                backup.mean(like)
+        team.exchange(b"", "ended")
+        assert not guests
+        assert not [key for key in team.room.shared if key[0] == "BackupGradient"]
+
+    together(3, body)
