@@ -102,9 +102,7 @@ class Office:
         self._asking = threading.Lock()  # of these; never held in a wait
         self._left: set[int] = set()  # ranks that send nothing any more
         self._process = os.getpid()
-        self._farewells: list[Any] | None = (
-            None  # requests, once the others are told of the end
-        )
+        self._farewells: list[Any] | None = None  # requests, once the others are told
         self._comm: Any = None
         self._status: Any = None
         self._byte: Any = None
