@@ -335,13 +335,13 @@ class Team:
         finally:
             self.end_round()
 
-    def closes(self, function: Callable[[], None]) -> None:
-        """Call `function` when the team is closed."""
-        self._closing.append(function)
+    def closes(self, function: Callable[[], None], early: bool = False) -> None:
+        """Call `function` when the team is closed: after those before it, or before them."""
+        self._closing.insert(0 if early else len(self._closing), function)
 
     def close(self) -> None:
         """Let go of what belongs to the team. Local; its communicator is its maker's."""
-        for function in reversed(self._closing):  # what was made last may need the others
+        for function in self._closing:
             function()
         self._closing.clear()
         self.kept.clear()

@@ -101,5 +101,5 @@ def agent_of(team: Team) -> Agent:
     agent: Agent = shared.setdefault(_KEY, Agent(team.title))
     if _KEY not in team.kept:
         team.kept[_KEY] = agent
-        team.closes(agent.close)
+        team.closes(agent.close, early=True)  # it uses the mail
     return agent

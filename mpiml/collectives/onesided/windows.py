@@ -216,7 +216,7 @@ class _Windows:
         self._open[id(window)] = window, team
         if _KEY not in team.kept:
             team.kept[_KEY] = self
-            team.closes(lambda: self.free_of(team))
+            team.closes(lambda: self.free_of(team), early=True)
 
     def free(self, window: Any) -> None:
         """Free it, once. Collective over its processes."""
