@@ -435,6 +435,13 @@ void bind_hogwild(nb::module_ &m) {
              "None if somebody stays inside.")
         .def("version", [](const Gate &g) { return g.words().version(); },
              "Updates by all members so far.")
+        .def("quiet_version",
+             [](const Gate &g) -> std::optional<std::uint64_t> {
+                 if (g.words().closed() || !g.words().inside().empty())
+                     return std::nullopt;
+                 return g.words().version();
+             },
+             "The same, or None while somebody is within an update or takes a snapshot.")
         .def("adds", &Gate::adds, "member"_a, "Updates by one member so far.")
         .def("inside", [](const Gate &g) { return g.words().inside(); },
              "Members that are within an update now.")

@@ -142,9 +142,10 @@ class Link:
         RankFailedError
             The other host could not, or is gone.
         """
-        with self._lock:
-            self._send_waiting(True)
-        self._wait(lambda: self._done == self._sent, "waiting for what was added")
+        if self._waiting or self._done != self._sent or self._failed:
+            with self._lock:
+                self._send_waiting(True)
+            self._wait(lambda: self._done == self._sent, "waiting for what was added")
 
     # -- questions -----------------------------------------------------------------------------
 
@@ -195,6 +196,10 @@ class Link:
     def begin_mark(self, block: int) -> int:
         """Ask for the same, without a wait; return the number by which `answer` has it."""
         return self._begin(Ask(MARK, 0, 0, -1, block, 0, 0, 0, 0.0), None)
+
+    def answered(self, number: int, doing: str) -> None:
+        """Wait until the answer to a question has come; `answer` has it then."""
+        self._wait(lambda: number in self._answered, doing)
 
     def answer(self, number: int) -> Said | None:
         """Return the answer to a question, if it has come."""

@@ -57,7 +57,7 @@ class Copy:
         where = "SharedModel.pull"
         self._pulls += 1
         if not self._pulls % _EVERY and time.monotonic() - self._marked > _PAUSE:
-            self.mark()
+            self.mark(wait=False)
         elif self._asked is not None:
             self._unmark()  # this read is later
         if name is None and None not in self._layout.places:
@@ -129,14 +129,23 @@ class Copy:
 
     # -- staleness -----------------------------------------------------------------------------
 
-    def mark(self) -> None:
-        """Ask for the home's version: how stale the next addition is counts from it."""
+    def mark(self, wait: bool = True) -> None:
+        """Ask for the home's version: how stale the next addition is counts from it.
+
+        Parameters
+        ----------
+        wait : bool
+            Whether the answer is waited for; else the home gives it when it comes to it, and
+            what others add until then does not count.
+        """
         self._marked = time.monotonic()
         self._look()
         self._unmark()
         if self._asked is None:  # else an addition that was marked is on its way
             self._asked = self.route.link.begin_mark(self.route.block)
             self.route.link.mark_next()
+            if wait:
+                self.route.link.answered(self._asked, "reading a version")
 
     def _unmark(self) -> None:
         """Forget the mark, if nothing has been added since."""

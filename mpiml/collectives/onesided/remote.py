@@ -58,10 +58,7 @@ class Route:
     def version(self, label: Any) -> int | None:
         """Return how many updates the block has had; None while somebody is within one."""
         self.reads.read([(self.spot.gate, self._before)], label)
-        gate = self._gate
-        if gate.closed_by >= 0 or gate.inside():
-            return None
-        return gate.version()
+        return self._gate.quiet_version()
 
     def read(self, at: int, out: Any, label: Any) -> None:
         """Copy bytes of the arrays, from `at` on. What is written meanwhile may come in parts."""

@@ -30,7 +30,7 @@ __all__ = ["SIZES", "ByMessages", "ByWindow", "Opened", "Reads", "open_windows"]
 
 SIZES: Final = (1, 1_000, 10_000, 1_000_000)  #: elements of the self-test
 _PIECE: Final = 1 << 20  # bytes of a transfer
-_QUICK: Final = 50  # tests of a request before the core is given away between two
+_QUICK: Final = 100  # tests of a request before the core is given away between two
 _LATE: Final = 1.5e-4  # s, after which a read seems to need the help of the other process
 _LAST: Final = 1.0  # s, that others have to come to freeing a window where the process ends
 _SLOW: Final = 20.0  # s, after which a read of the self-test has failed
@@ -84,32 +84,39 @@ class ByWindow:
     def read(self, parts: Sequence[tuple[int, Any]], label: Any) -> None:
         """Copy parts of the memory; raises what ends waits of the team."""
         window, rank, byte = self._window, self._rank, self._byte
+        if len(parts) == 1 and len(parts[0][1]) <= _PIECE:  # the usual case, and in a hurry
+            ((first, out),) = parts
+            count = len(out)
+            request = window.Rget((out, count, byte), rank, (first, count, byte))
+            for _ in range(_QUICK):
+                if request.Test():
+                    return
+            self._finish([request], parts, label)
+            return
         requests = []
         for first, out in parts:
             for at in range(0, len(out), _PIECE):
-                piece = out[at : at + _PIECE] if len(out) > _PIECE else out
+                piece = out[at : at + _PIECE]
                 count = len(piece)
                 requests.append(
                     window.Rget((piece, count, byte), rank, (first + at, count, byte))
                 )
-        for _ in range(_QUICK):
-            while requests and requests[-1].Test():
-                requests.pop()
-            if not requests:
-                return
-        self._finish(requests, parts, label)
+        if requests:
+            self._finish(requests, parts, label)
 
     def _finish(self, requests: list[Any], parts: Any, label: Any) -> None:
         begun = time.monotonic()
-        waiting = self._team.waiting(label)
         try:
             while not requests[-1].Test():
                 rest(0.0)
                 if time.monotonic() - begun > _LATE:
                     self._tell()
                     break
+            waiting: Any = None
             for request in requests:
-                complete(request, waiting)
+                if not request.Test():
+                    waiting = waiting or self._team.waiting(label)
+                    complete(request, waiting)
         except BaseException:
             keep((requests, parts))
             raise
