@@ -116,13 +116,7 @@ def private_arena(
     """
     total = gang_bytes(len(team.local), box, segment, shared)
 
-    def take(_: list[bytes]) -> tuple[mmap.mmap | None, str]:
-        try:
-            return mmap.mmap(-1, total), ""
-        except (OSError, OverflowError) as error:
-            return None, f"{getattr(error, 'strerror', None) or error}"
-
-    memory, wrong = team.share(b"", take, label)
+    memory, wrong = team.share(b"", lambda _: _own_memory(total), label)
     said = team.exchange(wrong.encode(), label)
     for name, text in zip(team.names, said, strict=True):
         if text:
@@ -132,6 +126,15 @@ def private_arena(
                 "container's limit), or use a smaller tree."
             )
     return _arena(team, memory, segment, box, shared)
+
+
+def _own_memory(total: int) -> tuple[mmap.mmap | None, str]:
+    """Return memory of this process, or why there is none."""
+    try:
+        return mmap.mmap(-1, total), ""
+    except (OSError, OverflowError) as error:
+        why = getattr(error, "strerror", None) or error
+        return None, f"needs {total:,} bytes of memory: {why}"
 
 
 def _arena(team: Team, memory: _Memory, segment: int, box: int, shared: int) -> Arena:
@@ -162,8 +165,9 @@ def _map(
     team: Team, total: int, own: tuple[int, int], label: Any
 ) -> _Memory | SharedMemoryError:
     if len(team.local) == len(team.housemates) and not team.several_hosts:
-        result: Any = team.share(b"", lambda _: mmap.mmap(-1, total), label)
-        return result  # type: ignore[no-any-return]
+        made: tuple[_Memory | None, str] = team.share(b"", lambda _: _own_memory(total), label)
+        memory, why = made
+        return _refusal(team, [why.encode()]) if memory is None else memory
     first = team.index == team.local[0]
     said = team.exchange(_room(total).encode() if first else b"", label)
     if any(said):

@@ -56,9 +56,7 @@ class PlainHooks:
         self._names = names
         self._pids = pids
         self._stall = stall
-        self._warned = False
-        self._seen = 0.0
-        self._looked = 0.0
+        self._wait = threading.local()  # a wait is a thread's: its age, whether it has warned
 
     def begin(self, label: Any) -> None:
         """Nothing is asked of plain MPI code."""
@@ -68,9 +66,10 @@ class PlainHooks:
 
     def waiting(self, seconds: float, missing: Sequence[int], label: Any) -> None:
         """Warn after `stall` seconds, once for each operation; raise when one has died."""
-        if seconds < self._seen:
-            self._warned = False  # another wait than the one before
-        self._seen = seconds
+        wait = self._wait
+        if seconds < getattr(wait, "seen", 0.0):
+            wait.warned = False  # another wait than the one before
+        wait.seen = seconds
         if seconds < 0.5:
             return
         for member in missing:
@@ -81,8 +80,8 @@ class PlainHooks:
                     "come. Look for its own error above.",
                     (member,),
                 )
-        if seconds >= self._stall and not self._warned:
-            self._warned = True
+        if seconds >= self._stall and not getattr(wait, "warned", False):
+            wait.warned = True
             who = ", ".join(self._names[m] for m in missing) or "other members"
             sys.stderr.write(
                 f"mpiml: {label}: waiting for {who} since {seconds:.0f} s "

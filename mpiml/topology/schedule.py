@@ -22,6 +22,9 @@ from mpiml.topology.weights import uniform
 __all__ = ["Cycle", "Schedule", "as_schedule", "one_peer_exponential"]
 
 
+_SMALL = 64  # members up to which a schedule's text tells whether it is exact: that takes n**3
+
+
 class Schedule(ABC):
     """A topology for each step, from 0 on: ``schedule[step]`` or ``schedule(step)``.
 
@@ -116,7 +119,7 @@ class Cycle(Schedule):
         return Cycle, (self.topologies, self.name)  # see Topology
 
     def __repr__(self) -> str:
-        exact = ", then the mean" if self.exact else ""
+        exact = ", then the mean" if self.n <= _SMALL and self.exact else ""
         return f"<{self.name or 'schedule'}: n={self.n}, {self.period} steps{exact}>"
 
     @property

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any
 
+import numpy as np
+
 from mpiml.errors import UsageError
 from mpiml.topology import Schedule, Topology
 
@@ -145,8 +147,9 @@ def call_edges(
     given = _checked(sends, known_out, member, size, f"{where}: send_weights")
     if own is None:
         own = 0.0 if base is None else base.own(member)
-    if not (isinstance(own, int | float) and 0 <= own < math.inf):
+    if not (isinstance(own, int | float | np.floating) and 0 <= own < math.inf):
         raise UsageError(f"{where}: self_weight: expected a number >= 0, got {own!r}")
+    own = float(own)
     if heard is None:
         assert base is not None
         heard = (
@@ -190,7 +193,7 @@ def _checked(
             f"{member}; {which}"
         )
     for other, weight in weights.items():
-        if not (isinstance(weight, int | float) and 0 <= weight < math.inf):
+        if not (isinstance(weight, int | float | np.floating) and 0 <= weight < math.inf):
             raise UsageError(
                 f"{where}[{other}]: expected a number >= 0 and finite, got {weight!r}"
             )

@@ -126,6 +126,12 @@ class Adder:
                 f"without {', '.join(missing)}"
             )
         indptr, indices, values = [np.ascontiguousarray(getattr(rows, name)) for name in names]
+        if indptr.ndim != 1 or not len(indptr) or values.dtype.kind not in "fiub":
+            raise UsageError(
+                f"{where}: rows: expected indptr of shape (rows + 1,) and real values, got "
+                f"{indptr.shape} and {values.dtype}"
+            )
+        indptr, indices = _wide(indptr), _wide(indices)
         count = len(indptr) - 1
         given = 1.0 if coefficients is None else coefficients
         return Rows(
@@ -142,11 +148,13 @@ class Adder:
         block = self.block
         self.before()
         block.enter(f"{self.title}.add")
+        done = 0
         try:
             for own, leaf in zip(block.leaves, leaves, strict=True):
                 hogwild_add(own, leaf.reshape(-1), scale)
+            done = 1
         finally:
-            block.gate.leave(1)
+            block.gate.leave(done)
         self.after(1)
 
     def add_leaf(self, number: int, leaf: "np.ndarray[Any, Any]", scale: float) -> None:
@@ -221,3 +229,9 @@ class Adder:
     def staleness(self) -> Staleness:
         """Return what has been measured."""
         return self._meter.staleness()
+
+
+def _wide(indices: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
+    """Return integers as the kernel takes them: of 4 or 8 bytes, signed."""
+    known = indices.dtype in (np.int32, np.int64)
+    return indices if known or indices.dtype.kind not in "iu" else indices.astype(np.int64)

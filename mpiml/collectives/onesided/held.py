@@ -75,6 +75,9 @@ class Held:
         """Let go of the memory. Collective over the members. Views stay readable."""
         if self._closed:
             return
+        if self._finalized():
+            self._abandon()
+            return
         self._meet("close")
         self._closed = True
         if self._remote is not None:
@@ -83,11 +86,24 @@ class Held:
     def _meet(self, call: str) -> None:
         """Flush, and wait for the others. Collective over the members."""
         self._open(call)
+        if self._finalized():
+            raise ServiceGoneError(
+                f"{self.title}.{call}: MPI has been finalised in this process. Close the "
+                f"{self.what} before MPI_Finalize."
+            )
         label = Label(f"{self.title}.{call}", name=self._name)
         with self._team.round(label):
             if self._remote is not None:
                 self._remote.flush()
             self._team.exchange(b"", label)
+
+    def _finalized(self) -> bool:
+        """Whether the members were joined by MPI, which has ended here."""
+        if self._team.comm is None:
+            return False
+        from mpi4py import MPI
+
+        return MPI.Is_finalized()
 
     def _abandon(self) -> None:
         """Close it without the others: they may never come. Local."""

@@ -1,5 +1,6 @@
 """`Window`: memory of each member that the others read and write without its help."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -101,6 +102,7 @@ class Window(Held):
         self._memory = memory
         self._own = memory.block(self.index)
         self._targets: dict[int, Target] = {self.index: Here(self._own, layout, where)}
+        self._writers: set[int] = set()  # threads within `writing`
         self.tree = unflatten(layout.treedef, self._own.views)
 
     # -- the own arrays ------------------------------------------------------------------------
@@ -121,9 +123,11 @@ class Window(Held):
         """
         self._open("writing")
         self._own.enter("Window.writing")
+        self._writers.add(threading.get_ident())
         try:
             yield self.tree
         finally:
+            self._writers.discard(threading.get_ident())
             self._own.gate.leave(1)
 
     def collect(self) -> tuple[Any, int]:
@@ -269,6 +273,12 @@ class Window(Held):
         return number, [values_for(values, like.dtype, like.shape, where)]
 
     def _snapshot(self, member: int, label: str, clear: bool) -> tuple[Any, int]:
+        if member == self.index and threading.get_ident() in self._writers:
+            raise UsageError(
+                f"{label}: expected no update under way, got a call within `with "
+                "window.writing()` of the same arrays, which it would wait for. Leave the block "
+                "first; there, window.tree is what you write."
+            )
         out = np.empty(self._layout.regions.nbytes, np.uint8)
         version = self._targets[member].snapshot(out.data, label, clear)
         return unflatten(self._layout.treedef, self._layout.regions.views(out)), version

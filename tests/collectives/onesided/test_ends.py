@@ -29,6 +29,32 @@ def test_memory_that_nobody_closed_ends_with_the_job_without_a_word(
     assert ended.stderr == ""
 
 
+LATE = """
+import mpiml.world; mpiml.world.start()
+import numpy as np
+from mpi4py import MPI
+from mpiml.collectives import SharedModel, Window
+from mpiml.errors import ServiceGoneError
+comm = MPI.COMM_WORLD
+model, window = SharedModel(comm, np.zeros(10)), Window(comm, np.zeros(10))
+model.barrier()
+MPI.Finalize()
+try:
+    model.barrier()
+except ServiceGoneError as error:
+    print("told", "MPI has been finalised" in str(error))
+model.close(); window.close()
+print("end")
+"""
+
+
+def test_what_is_closed_after_the_end_of_mpi_is_closed(tmp_path, mpi_launcher):
+    file = tmp_path / "late.py"
+    file.write_text(LATE)
+    ended = mpiexec(2, file, timeout=60).check()
+    assert sorted(ended.stdout.split()) == ["True", "True", "end", "end", "told", "told"]
+
+
 DIES = """
 import os, signal, sys
 import mpiml.world; mpiml.world.start()

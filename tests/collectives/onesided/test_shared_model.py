@@ -374,6 +374,53 @@ def test_calls_that_are_refused_change_nothing(case, monkeypatch):
     everywhere(2, body, monkeypatch)
 
 
+@pytest.mark.parametrize("dtype", ["u1", "i2", "u4", "u8", "i4", "i8"])
+def test_rows_with_indices_of_any_integers(dtype):
+    class Block:
+        indptr = np.array([0, 2, 3], dtype)
+        indices = np.array([0, 1, 0], dtype)
+        data = np.array([1, 2, 3])
+
+    def body(team):
+        with SharedModel(team, {"w": np.zeros(3, "f4")}) as model:
+            model.add_rows("w", Block)
+            assert model["w"].tolist() == [4, 2, 0]
+
+    together(1, body)
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        {"indptr": np.zeros(0, "i8"), "indices": np.zeros(0, "i8"), "data": np.zeros(0)},
+        {"indptr": np.zeros((1, 2), "i8"), "indices": np.zeros(0, "i8"), "data": np.zeros(0)},
+        {"indptr": np.array([0, 1]), "indices": np.array([0]), "data": np.ones(1, complex)},
+        {"indptr": np.array([0, 1]), "indices": np.array([0]), "data": np.array(["a"], object)},
+    ],
+    ids=["no rows", "a matrix", "complex", "objects"],
+)
+def test_rows_that_are_none(block):
+    def body(team):
+        with SharedModel(team, {"w": np.zeros(3, "f4")}) as model:
+            with pytest.raises(UsageError, match="expected indptr of shape"):
+                model.add_rows("w", type("Block", (), block))
+            assert model.version == 0
+
+    together(1, body)
+
+
+def test_more_memory_than_there_is_leaves_the_members_usable():
+    from mpiml.errors import SharedMemoryError
+
+    def body(team):
+        with pytest.raises(SharedMemoryError, match="bytes"):
+            SharedModel(team, np.broadcast_to(np.zeros(1), (1 << 43,)))
+        with SharedModel(team, np.zeros(3)) as model:
+            model.add(np.ones(3))
+
+    together(2, body)
+
+
 def test_views_are_read_only():
     def body(team):
         with SharedModel(team, {"w": np.zeros(3)}) as model:

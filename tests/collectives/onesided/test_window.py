@@ -182,6 +182,24 @@ def test_values_that_do_not_fit_change_nothing():
     together(1, body)
 
 
+@pytest.mark.parametrize(
+    "call", [lambda w: w.collect(), lambda w: w.read(0)], ids=["collect", "read"]
+)
+def test_own_arrays_are_not_read_while_they_are_written(call):
+    """It would wait for itself."""
+
+    def body(team):
+        with Window(team, np.zeros(2)) as window:
+            with (
+                window.writing(),
+                pytest.raises(UsageError, match=r"within `with window\.writing"),
+            ):
+                call(window)
+            call(window)
+
+    together(1, body)
+
+
 def test_a_closed_window_says_so():
     def body(team):
         window = Window(team, np.zeros(2))
