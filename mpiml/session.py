@@ -306,7 +306,7 @@ def _close(world: Any, held: list[Runtime]) -> None:
             world.give_up()
             return
     if world is not None:
-        world.close(spoiled=any(runtime.ending.failed for runtime in held))
+        world.close(spoiled=any(r.ending.failed or r.teams.spoiled for r in held))
 
 
 def _give_up(runtime: Runtime, error: BaseException) -> None:

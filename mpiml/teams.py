@@ -17,6 +17,8 @@ from mpiml.wire import MEMBER_ASK, MEMBER_STATE, Frame
 
 __all__ = ["Teams"]
 
+_CLOSING = 2.0  # s, that the other ranks have to come to the end of a team
+
 
 class Teams:
     """The teams of one rank's nodes. Local, except `of`.
@@ -32,6 +34,7 @@ class Teams:
         self.states: dict[int, State] = {}  # by vertex
         self._nodes: dict[int, HostedNode] = {node.vertex: node for node in runtime.nodes}
         self._teams: dict[int, Any] = {}
+        self.spoiled = False  # messages are left in a communicator: it has to stay
         self._rooms: dict[int, Any] = {}
         self._lock = threading.Lock()
         self._joining = {vertex: threading.Lock() for vertex in self._nodes}
@@ -112,10 +115,17 @@ class Teams:
         return team is not None and team.worker.busy
 
     def close(self) -> None:
-        """Close the teams, once all bodies have ended. Local; their communicators stay."""
+        """Close the teams, once all bodies have ended. Collective; their communicators stay."""
+        if not self._teams:
+            return
+        from mpiml.collectives.desk import drain
+
         for _, team in sorted(self._teams.items()):
             team.spoiled = self.runtime.ending.failed  # in the midst of a collective, perhaps
             team.close()
+            first = team.index == team.housemates[0]
+            if first and not team.spoiled and not drain(team, _CLOSING):
+                self.spoiled = True
 
     # -- who is still there --------------------------------------------------------------------
 

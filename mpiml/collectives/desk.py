@@ -7,17 +7,18 @@ and nonblocking, from whichever thread waits; see `mpiml.collectives.ledger` for
 import itertools
 import threading
 import time
+from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any, Final
 
 from mpiml.collectives.labels import mismatch
 from mpiml.collectives.ledger import Ledger, Post
-from mpiml.collectives.messages import keep
+from mpiml.collectives.messages import keep, rest
 from mpiml.config import Config
 from mpiml.errors import UsageError
 
-__all__ = ["BROKEN", "Look"]
+__all__ = ["BROKEN", "Look", "drain"]
 
 BROKEN: Final = "broken"  #: in a room's `shared`: why its team can make nothing any more
 _TAG: Final = 1  # of the team's communicator, where nothing else is sent from rank to rank
@@ -122,6 +123,8 @@ class _Desk:
             return text[:_ERROR].decode("utf-8", "ignore")
 
         self._ledger = Ledger(members, team.rank, say)
+        self.sent_to = [0] * len(processes)  # how many messages to each process
+        self.received = 0
         self._sent: list[tuple[Any, bytes]] = []
         self._coming: list[tuple[int, Any, bytearray]] = []
 
@@ -163,6 +166,7 @@ class _Desk:
         for process, message in messages:
             request = self._comm.Isend([message, MPI.BYTE], process, _TAG)
             self._sent.append((request, message))
+            self.sent_to[process] += 1
 
     def _unsent(self) -> bool:
         self._sent = [sent for sent in self._sent if not sent[0].Test()]
@@ -178,6 +182,7 @@ class _Desk:
             source, memory = status.Get_source(), bytearray(status.Get_count(MPI.BYTE))
             request = self._comm.Irecv([memory, MPI.BYTE], source, _TAG)
             self._coming.append((source, request, memory))
+            self.received += 1
         while self._coming and self._coming[0][1].Test():
             source, _, memory = self._coming.pop(0)
             self._send(self._ledger.receive(source, bytes(memory)))
@@ -206,3 +211,48 @@ def _desk_of(team: Any) -> _Desk | None:
         if desk is made:
             team.closes(made.close)
     return desk
+
+
+def drain(team: Any, seconds: float) -> bool:
+    """Take in the messages of the desks that are still on their way.
+
+    Collective over the processes of the team, once all its waits are over. An MPI gives the
+    next communicator the number of one that is freed, and with it what is left there.
+
+    Parameters
+    ----------
+    team
+        The members.
+    seconds : float
+        How long the others have to come.
+
+    Returns
+    -------
+    bool
+        Whether nothing is left; else the communicator must stay.
+    """
+    comm = team.comm
+    if comm is None or comm.size == 1:
+        return True
+    from mpi4py import MPI
+
+    desk: _Desk | None = team.room.shared.get("desk")
+    sent = array("q", [0] * comm.size if desk is None else desk.sent_to)
+    coming = array("q", [0] * comm.size)
+    taken = 0 if desk is None else desk.received
+    request = comm.Ialltoall([sent, MPI.INT64_T], [coming, MPI.INT64_T])
+    status, told = MPI.Status(), False
+    begun = time.monotonic()
+    while True:
+        told = told or request.Test()
+        while comm.Iprobe(MPI.ANY_SOURCE, _TAG, status):
+            memory = bytearray(status.Get_count(MPI.BYTE))
+            comm.Recv([memory, MPI.BYTE], status.Get_source(), _TAG)
+            taken += 1
+        if told and taken >= sum(coming):
+            return True
+        waited = time.monotonic() - begun
+        if waited > seconds:
+            keep((request, sent, coming))
+            return False
+        rest(waited)

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from mpiml.collectives.desk import drain
 from mpiml.collectives.messages import Waiting, complete
 from mpiml.collectives.room import Room
 from mpiml.collectives.team import PlainHooks, Team
@@ -14,6 +15,8 @@ from mpiml.hosts import cores_available, local_facts
 from mpiml.scope import current_scope, owners
 
 __all__ = ["team_of"]
+
+_CLOSING = 10.0  # s, that the other ranks have to free the communicator too
 
 
 def team_of(comm: Any, where: str) -> Team:
@@ -105,7 +108,8 @@ class _PlainTeam(Team):
 
         super().close()
         if self.comm is not None and not MPI.Is_finalized():
-            self.comm.Free()
+            if drain(self, _CLOSING):
+                self.comm.Free()
             self.comm = None
 
 
