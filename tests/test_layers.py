@@ -68,6 +68,7 @@ FLOORS = {
     "engine": [["mpiml.credit", "mpiml.driver", "mpiml.transport"], ["mpiml.engine"]],
     "collectives": [
         [
+            "mpiml.collectives.arrivals",
             "mpiml.collectives.device.kernel",
             "mpiml.collectives.device.stages",
             "mpiml.collectives.fusion",

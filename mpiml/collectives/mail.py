@@ -15,8 +15,9 @@ from typing import Any, Final
 import numpy as np
 
 from mpiml.arrays import as_buffer
+from mpiml.collectives.arrivals import Apart, Arrival
 from mpiml.collectives.messages import Waiting, adopt
-from mpiml.collectives.office import Apart, Arrival, Office
+from mpiml.collectives.office import Office
 from mpiml.collectives.parcels import Parcel, Sending, waiting_in
 from mpiml.collectives.team import Team
 from mpiml.errors import UsageError
@@ -134,6 +135,11 @@ class Receiving:
             arrival.sending.taken()
         return arrival is not None
 
+    @property
+    def coming(self) -> bool:
+        """Whether its head is there, so that its body will come."""
+        return self._arrival is not None
+
     def wait(self, label: Any) -> Parcel:
         """Wait for the message and return it; raises what ends the waits of the team.
 
@@ -146,7 +152,9 @@ class Receiving:
         waiting = waiting_in(mail.team, label)
         missing = () if self.source is None else (self.source,)
         try:
-            parcel: Parcel = mail.office.until(lambda: self.test(False), waiting, missing)
+            parcel: Parcel = mail.office.until(
+                lambda: self.test(False), waiting, missing, coming=lambda: self.coming
+            )
         except BaseException:
             self.leave()
             raise

@@ -10,56 +10,27 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
+from mpiml.collectives.arrivals import Apart, Arrival
 from mpiml.collectives.messages import adopt, keep, let_go, rest
 from mpiml.collectives.over import GUESTS
 from mpiml.collectives.room import SLICE
 from mpiml.collectives.team import PlainHooks, Team
 from mpiml.errors import RankFailedError, ServiceGoneError
 
-__all__ = ["Apart", "Arrival", "Office"]
+__all__ = ["Office"]
 
 _EAGER: Final = 100  # tests in a row before the core is given away between two
 _NAP: Final = 1e-4  # s, of a thread that waits beside its member's, at first, and
 _LONG_NAP: Final = 1e-3  # at last
 _HEADS: Final = 0  # the tag of heads; bodies have higher ones
 _CHUNK: Final = 1 << 30  # bytes of a message: MPI counts in 32 bits
+_GRACE: Final = 2.0  # s, that what a process has sent may come after its farewell
 _FREEING: Final = 10.0  # s, that others have to close where the communicator is freed
 _CLOSING: Final = 0.5  # s, that they have where the program ends
-
-
-class Apart:
-    """A body that comes in a message of its own.
-
-    Attributes
-    ----------
-    memory
-        Where it comes, once it has been asked for.
-    requests : list or None
-        For it; None: it has not been asked for.
-    """
-
-    __slots__ = ("memory", "nbytes", "requests")
-
-    def __init__(self, nbytes: int) -> None:
-        self.nbytes = nbytes
-        self.memory: Any = None
-        self.requests: list[Any] | None = None
-
-
-class Arrival(NamedTuple):
-    """A message that has come, its body perhaps not yet."""
-
-    source: int
-    head: bytes
-    nbytes: int  #: of the body; -1: it has none
-    body: Any  #: the memory of a member here, bytes that came with the head, or an `Apart`
-    sending: Any  #: of a member here, to be told when its memory is free
-    rank: int  #: where the body is to come from, and
-    tag: int  #: by which tag; 0: it is here
 
 
 class Office:
@@ -100,7 +71,7 @@ class Office:
         self._coming: dict[int, deque[tuple[Any, bytearray]]] = {}
         self._apart: dict[tuple[int, int], Apart] = {}  # bodies not asked for, by rank and tag
         self._asking = threading.Lock()  # of these; never held in a wait
-        self._left: set[int] = set()  # ranks that send nothing any more
+        self._left: dict[int, float] = {}  # ranks that send nothing any more, since when
         self._process = os.getpid()
         self._farewells: list[Any] | None = None  # requests, once the others are told
         self._comm: Any = None
@@ -184,6 +155,7 @@ class Office:
         waiting: Callable[[Sequence[int]], None],
         missing: Sequence[int] = (),
         beside: bool = False,
+        coming: Callable[[], bool] | None = None,
     ) -> Any:
         """Call `test` until it returns something that is true, and return that.
 
@@ -198,6 +170,8 @@ class Office:
         beside : bool
             Whether a thread beside the member's own waits: it naps from the start, where it
             would take the core and the interpreter from what the member computes.
+        coming : function, optional
+            Tells whether all that is waited for has been sent: a farewell means nothing then.
         """
         for _ in range(_EAGER if self.outside and not beside else 1):
             self.progress()
@@ -214,7 +188,8 @@ class Office:
             now = time.monotonic()
             if now - looked >= SLICE:
                 looked = now
-                self.look_for(missing)
+                if coming is None or not coming():
+                    self.look_for(missing)
                 waiting(missing)
             if self.outside:  # nothing wakes it
                 if beside:
@@ -232,10 +207,11 @@ class Office:
         Raises
         ------
         RankFailedError
-            The process of one has ended. What it sent before has been taken in.
+            The process of one has ended, a while ago: bodies that it sent may come later.
         """
         for member in missing if self._left else ():
-            if self.team.ranks[member] in self._left:
+            since = self._left.get(self.team.ranks[member])
+            if since is not None and time.monotonic() - since > _GRACE:
                 name = self.team.names[member]
                 raise RankFailedError(
                     f"{self.team.title}: {name} has ended, or has freed the communicator, and will "
@@ -343,7 +319,7 @@ class Office:
                 self._expect(arrival)
             self.put(channel, target, arrival)
         else:
-            self._left.add(rank)
+            self._left.setdefault(rank, time.monotonic())
 
     # -- its end -------------------------------------------------------------------------------
 

@@ -319,7 +319,9 @@ class _Incoming:
         waiting = exchange.team.waiting(self._label)
 
         def look(_: Any) -> None:
-            exchange._office.look_for(list(pending))
+            # whose bodies are coming have sent all that is waited for
+            late = [source for source, one in pending.items() if one is None or not one.coming]
+            exchange._office.look_for(late)
             waiting(list(pending))
 
         exchange._office.until(self._there, look)

@@ -119,7 +119,9 @@ class Window(Held):
     def writing(self) -> Iterator[Any]:
         """Let what the block writes to the own arrays be one update. Local.
 
-        Do not read other members' arrays by `read` in it: they might wait for this one.
+        Others may accumulate meanwhile, so set values in it; to add to them, `accumulate` at the
+        own number, which loses nothing. Do not read other members' arrays by `read` in it: they
+        might wait for this one.
         """
         self._open("writing")
         self._own.enter("Window.writing")

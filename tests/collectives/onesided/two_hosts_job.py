@@ -42,8 +42,7 @@ def window():
     with Window(COMM, {"x": np.zeros(1000), "n": np.zeros(1)}) as own:
         following = (COMM.rank + 1) % COMM.size
         for k in range(1, 30):
-            with own.writing() as tree:
-                tree["x"][...] += 1
+            own.accumulate(COMM.rank, {"x": np.ones(1000), "n": np.zeros(1)})
             own.accumulate(following, {"x": np.ones(1000), "n": np.ones(1)})
             tree, _ = own.read((COMM.rank + k) % COMM.size)
             assert len({*tree["x"].tolist()}) == 1
