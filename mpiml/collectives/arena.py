@@ -133,8 +133,7 @@ def _own_memory(total: int) -> tuple[mmap.mmap | None, str]:
     try:
         return mmap.mmap(-1, total), ""
     except (OSError, OverflowError) as error:
-        why = getattr(error, "strerror", None) or error
-        return None, f"needs {total:,} bytes of memory: {why}"
+        return None, f"{getattr(error, 'strerror', None) or error}"
 
 
 def _arena(team: Team, memory: _Memory, segment: int, box: int, shared: int) -> Arena:
@@ -167,7 +166,9 @@ def _map(
     if len(team.local) == len(team.housemates) and not team.several_hosts:
         made: tuple[_Memory | None, str] = team.share(b"", lambda _: _own_memory(total), label)
         memory, why = made
-        return _refusal(team, [why.encode()]) if memory is None else memory
+        if memory is None:
+            return _refusal(team, [f"needs {total:,} bytes of memory: {why}".encode()])
+        return memory
     first = team.index == team.local[0]
     said = team.exchange(_room(total).encode() if first else b"", label)
     if any(said):
