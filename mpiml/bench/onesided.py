@@ -40,8 +40,8 @@ WAYS = ("atomic", "racy", "spinlock", "mutex")
 #: Model -> what it is called, its columns.
 MODELS = {"rcv1": ("47,236 columns", 47_236), "64MiB": ("64 MiB", 16 * MIB)}
 NONZEROS = 75  # of a row, as RCV1 has on average
-#: Own updates of a member between its turns: a turn costs a pass over three models, which is as
-#: much as 1000 updates of 75 components; the authors' 64 are for clusters of ten threads.
+#: Own updates of a member between its turns: a turn costs a pass over three models, as much as
+#: some hundred updates of 75 components; the authors' 64 are for clusters of ten threads.
 DELAYS = {"ring": 4096, "ring_64": 64}
 #: Case -> what it is called, columns, nonzeros of a row, exponent of Zipf's law.
 CASES = {

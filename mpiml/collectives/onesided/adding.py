@@ -152,7 +152,7 @@ class Adder:
         try:
             for own, leaf in zip(block.leaves, leaves, strict=True):
                 hogwild_add(own, leaf.reshape(-1), scale)
-            done = 1
+                done = 1  # a part of an update counts: who reads from afar compares versions
         finally:
             block.gate.leave(done)
         self.after(1)

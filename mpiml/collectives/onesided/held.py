@@ -1,14 +1,37 @@
 """What models and windows have in common: their members, their end."""
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
 from mpiml.collectives.labels import Label
 from mpiml.collectives.onesided.layout import Layout
+from mpiml.collectives.onesided.memory import HostMemory, host_memory
 from mpiml.collectives.onesided.remote import Remote
 from mpiml.collectives.team import Team
 from mpiml.errors import ServiceGoneError
 
-__all__ = ["Held"]
+__all__ = ["Held", "open_memory"]
+
+
+def open_memory(
+    title: str,
+    team: Team,
+    layout: Layout,
+    groups: Sequence[int],
+    fallback: bool,
+    label: Label,
+    beside: int = 0,
+    twins: bool = False,
+) -> tuple[HostMemory, Remote | None]:
+    """Make the blocks of each host, and what there is to do with others, if there are any.
+
+    Collective over the members. `title` opens messages; the rest is as for
+    `host_memory`.
+    """
+    with team.round(label):
+        memory = host_memory(team, layout.regions, groups, fallback, label, beside, twins)
+        apart = memory.team.several_hosts
+        return memory, Remote(team, memory, title, label) if apart else None
 
 
 class Held:

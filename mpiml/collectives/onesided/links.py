@@ -74,7 +74,6 @@ class Link:
         self._failed = ""
         self.seen: Said | None = None  #: the last answer to a marked addition
         self._mark_next = 0
-        self.messages = 0  #: how many additions have been sent in, together
 
     # -- additions -----------------------------------------------------------------------------
 
@@ -99,12 +98,10 @@ class Link:
             elif not self._calls % _OFTEN:
                 self._turn()
         if self._held > _MOST:
-            self._wait(lambda: self._held <= _MOST, "adding")
+            self.until(lambda: self._held <= _MOST, "adding")
 
-    def write(
-        self, kind: int, block: int, leaf: int, first: int, count: int, body: Any, scale: float
-    ) -> None:
-        """Add or assign elements of one leaf, or (-1) of all.
+    def write(self, kind: int, block: int, leaf: int, body: Any, scale: float) -> None:
+        """Add or assign one leaf, or (-1) all.
 
         Parameters
         ----------
@@ -112,18 +109,16 @@ class Link:
             ADD or ASSIGN.
         block, leaf : int
             Which.
-        first, count : int
-            Elements of the leaf.
         body : bytes
-            Their values; not changed any more.
+            The values; not changed any more.
         scale : float
             Of ADD.
         """
         assert kind in (ADD, ASSIGN)
-        self._wait(self._room, "writing")  # one message at a time is large enough
+        self.until(self._room, "writing")  # one message at a time is large enough
         with self._lock:
             self._send_waiting(True)  # in their order
-            self._send(Ask(kind, 0, self._mark(), leaf, block, 0, first, count, scale), body)
+            self._send(Ask(kind, 0, self._mark(), leaf, block, 0, 0, 0, scale), body)
 
     def mark_next(self) -> None:
         """Have the next addition tell which version it met."""
@@ -145,7 +140,7 @@ class Link:
         if self._waiting or self._done != self._sent or self._failed:
             with self._lock:
                 self._send_waiting(True)
-            self._wait(lambda: self._done == self._sent, "waiting for what was added")
+            self.until(lambda: self._done == self._sent, "waiting for what was added")
 
     # -- questions -----------------------------------------------------------------------------
 
@@ -179,10 +174,6 @@ class Link:
 
         return came
 
-    def until(self, ready: Callable[[], bool], doing: str) -> None:
-        """Wait until `ready` returns true; raises what the other host could not do."""
-        self._wait(ready, doing)
-
     @property
     def applied(self) -> bool:
         """Whether everything that was sent is applied. Does not wait."""
@@ -199,7 +190,7 @@ class Link:
 
     def answered(self, number: int, doing: str) -> None:
         """Wait until the answer to a question has come; `answer` has it then."""
-        self._wait(lambda: number in self._answered, doing)
+        self.until(lambda: number in self._answered, doing)
 
     def answer(self, number: int) -> Said | None:
         """Return the answer to a question, if it has come."""
@@ -229,7 +220,7 @@ class Link:
 
     def _end(self, number: int, doing: str) -> Said:
         """Wait for the answer."""
-        self._wait(lambda: number in self._answered, doing)
+        self.until(lambda: number in self._answered, doing)
         with self._lock:
             said, body = self._answered.pop(number)
         if said.kind == FAILED:
@@ -297,11 +288,11 @@ class Link:
     def _send(self, ask: Ask, body: Any, counts: bool = True) -> None:
         if counts and not ask.number:
             self._sent += 1
-            self.messages += 1
         self._sendings = [sending for sending in self._sendings if not sending.test()]
         self._sendings.append(self._asks.send(self._to, ask.pack(), body))
 
-    def _wait(self, ready: Any, doing: str) -> None:
+    def until(self, ready: Callable[[], bool], doing: str) -> None:
+        """Wait until `ready` returns true; raises what the other host could not do."""
         label = self._title(doing)
 
         def test() -> bool:

@@ -2,8 +2,9 @@
 
 A group is all members of the host, one of them, or a cluster. A block is the arrays of a tree
 behind a gate (`mpiml._native.Gate`). Whoever writes goes through the gate, so that a snapshot
-can be taken between two updates; whoever reads single elements does not. The memory is the arena's, in every mode: ranks, threads of one process, both. On
-hosts of its own, each process may be one (``fallback=True``).
+can be taken between two updates; whoever reads single elements does not. The memory is the
+arena's, in every mode: ranks, threads of one process, both. Where a host has no room for it,
+each process may be a host of its own (``fallback=True``).
 """
 
 from collections.abc import Callable, Sequence

@@ -28,14 +28,14 @@ __all__ = [
 ]
 
 # The first three change a block and are acknowledged, many at a time; the others are answered.
-ADD: Final = 1  #: body: the arrays of a block, or elements of a leaf from `first` on
+ADD: Final = 1  #: body: the arrays of a block in its layout, or one leaf
 ROWS: Final = 2  #: body: rows of a CSR block
 ASSIGN: Final = 3  #: as ADD
 SNAPSHOT: Final = 4  #: the arrays of a block, between two updates; `first`: 1 clears them
 READ: Final = 5  #: `count` bytes of the host's memory from `first` on
 MARK: Final = 6  #: the version of a block
 FAILED: Final = 7  #: an answer: body: why
-LOOK: Final = 8  #: nothing is asked; whoever serves the memory looks all the time, for `LOOKS`
+LOOK: Final = 8  #: nothing is asked; whoever serves the memory looks often, for `LOOKS`
 
 LOOKS: Final = 5e-3  #: s
 

@@ -49,7 +49,6 @@ class Route:
         self._regions = regions
         self.link = link
         self.reads = reads
-        self.torn = 0  #: snapshots that others spoiled
         self._words = memoryview(bytearray(spot.gate_nbytes + 128))
         at = -np.frombuffer(self._words, np.uint8).ctypes.data % 128  # gates are aligned
         self._before = self._words[at : at + spot.gate_nbytes]
@@ -76,13 +75,13 @@ class Route:
         body = np.zeros(self._regions.nbytes, np.uint8)
         for view, leaf in zip(self._regions.views(body), leaves, strict=True):
             view[...] = leaf.reshape(view.shape)
-        self.link.write(kind, self.block, -1, 0, 0, body, scale)
+        self.link.write(kind, self.block, -1, body, scale)
 
     def write_leaf(
         self, kind: int, number: int, leaf: "np.ndarray[Any, Any]", scale: float = 1.0
     ) -> None:
         """Send values for one array: one update."""
-        self.link.write(kind, self.block, number, 0, leaf.size, leaf.tobytes(), scale)
+        self.link.write(kind, self.block, number, leaf.tobytes(), scale)
 
     def snapshot(self, out: Any, label: Any, clear: bool = False) -> int:
         """Copy the arrays between two updates, after all that this member has added; the version.
@@ -98,7 +97,6 @@ class Route:
                     self.read(0, out, label)
                     if self.version(label) == before:
                         return before
-                self.torn += 1
         return self.link.snapshot(self.block, out, clear)
 
 

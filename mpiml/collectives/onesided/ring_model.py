@@ -10,11 +10,10 @@ from mpiml.collectives.mail import mail_of
 from mpiml.collectives.members import team_of
 from mpiml.collectives.onesided.adding import Adder, Rows
 from mpiml.collectives.onesided.agent import agent_of
+from mpiml.collectives.onesided.held import open_memory
 from mpiml.collectives.onesided.layout import agreed_layout
-from mpiml.collectives.onesided.memory import host_memory
 from mpiml.collectives.onesided.model import Model
 from mpiml.collectives.onesided.records import ASSIGN
-from mpiml.collectives.onesided.remote import Remote
 from mpiml.collectives.onesided.ring_meeting import Meeting
 from mpiml.collectives.onesided.ring_member import RingMember
 from mpiml.collectives.onesided.ring_places import check_step, clusters_of, groups_of, wrong
@@ -132,11 +131,7 @@ class RingModel(Model):
             f"delay={delay}, fallback={fallback}", name,
         )  # fmt: skip
         groups = groups_of(team.hosts, cluster_size)
-        remote = None
-        with team.round(label):
-            memory = host_memory(team, layout.regions, groups, fallback, label, WORDS, True)
-            if memory.team.several_hosts:
-                remote = Remote(team, memory, where, label)
+        memory, remote = open_memory(where, team, layout, groups, fallback, label, WORDS, True)
         clusters = clusters_of(memory.team.hosts, groups)
         self.rule = RingRule(
             len(clusters), [len(found) for found in clusters],

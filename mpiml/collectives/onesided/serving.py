@@ -146,7 +146,7 @@ class Serving:
     ) -> "list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]":
         """Return the parts of these that a request changes, with what it brings for each."""
         if ask.leaf >= 0:
-            own = leaves[ask.leaf][ask.first : ask.first + ask.count]
+            own = leaves[ask.leaf]
             return [(own, _values(body, own.dtype))]
         views = self._memory.regions.views(body)
         return [

@@ -6,12 +6,11 @@ import numpy as np
 
 from mpiml.collectives.members import team_of
 from mpiml.collectives.onesided.adding import Adder, Rows, Staleness
+from mpiml.collectives.onesided.held import open_memory
 from mpiml.collectives.onesided.layout import agreed_layout
-from mpiml.collectives.onesided.memory import host_memory
 from mpiml.collectives.onesided.model import Model
 from mpiml.collectives.onesided.pulling import Copy
 from mpiml.collectives.onesided.records import ADD, ASSIGN
-from mpiml.collectives.onesided.remote import Remote
 from mpiml.errors import UsageError
 
 __all__ = ["SharedModel"]
@@ -85,10 +84,7 @@ class SharedModel(Model):
         where = self.title
         team = team_of(comm, where)
         layout, label = agreed_layout(team, where, like, f"fallback={fallback}", name)
-        with team.round(label):
-            memory = host_memory(team, layout.regions, team.hosts, fallback, label)
-            apart = memory.team.several_hosts
-            remote = Remote(team, memory, where, label) if apart else None
+        memory, remote = open_memory(where, team, layout, team.hosts, fallback, label)
         super().__init__(memory, layout, remote, name)
         self._copy: Copy | None = None  # of a member away from home
         if remote is not None and memory.team.hosts[self.index] != memory.team.hosts[0]:

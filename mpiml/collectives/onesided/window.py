@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mpiml.collectives.members import team_of
-from mpiml.collectives.onesided.held import Held
+from mpiml.collectives.onesided.held import Held, open_memory
 from mpiml.collectives.onesided.layout import (
     agreed_layout,
     flat_indices,
@@ -16,8 +16,6 @@ from mpiml.collectives.onesided.layout import (
     scale_for,
     values_for,
 )
-from mpiml.collectives.onesided.memory import host_memory
-from mpiml.collectives.onesided.remote import Remote
 from mpiml.collectives.onesided.targets import Away, Here, Target
 from mpiml.collectives.trees import unflatten
 from mpiml.errors import UsageError
@@ -94,10 +92,7 @@ class Window(Held):
         where = self.title
         team = team_of(comm, where)
         layout, label = agreed_layout(team, where, like, f"fallback={fallback}", name)
-        with team.round(label):
-            memory = host_memory(team, layout.regions, range(team.size), fallback, label)
-            apart = memory.team.several_hosts
-            remote = Remote(team, memory, where, label) if apart else None
+        memory, remote = open_memory(where, team, layout, range(team.size), fallback, label)
         super().__init__(memory.team, layout, remote, name)
         self._memory = memory
         self._own = memory.block(self.index)

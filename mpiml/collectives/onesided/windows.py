@@ -140,7 +140,6 @@ class Opened:
     def __init__(self, team: Team, window: Any, free: Callable[[], None], why: str) -> None:
         self._team = team
         self._window = window
-        self._why = why
         self.close = free  #: collective over the processes
         self.way = f"messages: {why}" if window is None else "MPI windows"
 
@@ -214,9 +213,8 @@ class _Windows:
 
     def __init__(self) -> None:
         self._open: dict[int, tuple[Any, Team]] = {}
-        atexit.register(
-            self.free_all
-        )  # before MPI is finalised: what is registered last is first
+        # before MPI is finalised: what is registered last comes first
+        atexit.register(self.free_all)
 
     def add(self, window: Any, team: Team) -> None:
         """Note an open window; it is freed with its team, if it is not before."""
