@@ -13,10 +13,10 @@ from mpiml.collectives.fusion import messages
 from mpiml.collectives.labels import Label
 from mpiml.collectives.loose import loose_of
 from mpiml.collectives.members import team_of
-from mpiml.collectives.ops import dtype_name, numpy_dtype, op_code, op_name
+from mpiml.collectives.ops import dtype_name, op_code, op_name
 from mpiml.collectives.regions import Leaf, specs_of
 from mpiml.collectives.team import Team
-from mpiml.collectives.trees import flatten, unflatten, unlike
+from mpiml.collectives.trees import flatten, to_numpy, unflatten, unlike
 from mpiml.errors import UsageError
 from mpiml.libraries import family
 
@@ -215,7 +215,7 @@ def _take_apart(
     host = list(found)
     restore: list[Callable[[Any], Any]] = [lambda result: result] * len(found)
     for number in near:
-        host[number], restore[number] = _to_numpy(found[number], specs[number])
+        host[number], restore[number] = to_numpy(found[number], specs[number], "allreduce")
     outs = None if out is None else _outs(out, host, specs, treedef, near)
     # Members must agree on where the arrays are: they meet in different places.
     more = f"on devices: {', '.join(specs[i].path or 'x' for i in far)}" if far else ""
@@ -241,29 +241,6 @@ def _on_devices(
     )
     for number, result in zip(leaves.far, made, strict=True):
         results[number] = result
-
-
-def _to_numpy(leaf: Any, spec: Leaf) -> tuple[Any, Callable[[Any], Any]]:
-    """Return a leaf as a NumPy array in C order, and what makes such an array a leaf."""
-    kind = family(type(leaf))
-    if kind is None:
-        array = np.asarray(leaf, order="C")
-        if isinstance(leaf, np.ndarray):
-            return array, lambda result: result
-        return array, lambda result: result[()]  # a NumPy scalar
-    exported = arrays.to_host(leaf)
-    if exported is None:
-        raise UsageError(f"allreduce: leaf {spec.path}: expected a dense array, got {leaf!r}")
-    host, more, _ = exported
-    dtype = numpy_dtype(spec.dtype_name)
-    array = np.asarray(host, order="C").reshape(-1).view(np.uint8).view(dtype)
-    known: str = kind
-
-    def back(result: Any) -> Any:
-        plain = result.reshape(-1).view(np.uint8) if known == "torch" else result
-        return arrays.restore(known, plain, more)
-
-    return array.reshape(spec.shape), back
 
 
 def _outs(

@@ -8,7 +8,6 @@ what has come for all members of its process, so nothing depends on who waits fo
 
 import itertools
 import struct
-import threading
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -216,7 +215,6 @@ class Channel:
         mail = self.mail
         office, team = mail.office, mail.team
         sending = Sending(office, to, view)
-        mail.count(nbytes)
         rank = team.ranks[to]
         if rank == team.rank:
             sending._out = view is not None
@@ -306,8 +304,6 @@ class Mail:
         self.index = team.index
         self.office = office
         self._numbers = itertools.count(1)
-        self._counting = threading.Lock()
-        self._messages = self._bytes = 0
 
     def open(self, title: str) -> Channel:
         """Make a channel. Collective over the members, but nobody waits.
@@ -318,16 +314,6 @@ class Mail:
             What it is for, in messages.
         """
         return Channel(self, next(self._numbers), title)
-
-    def count(self, nbytes: int) -> None:
-        """Note a message that is sent."""
-        with self._counting:
-            self._messages += 1
-            self._bytes += max(nbytes, 0)
-
-    def statistics(self) -> dict[str, int]:
-        """Return how many messages this member has sent, and the bytes of their bodies."""
-        return {"messages": self._messages, "bytes": self._bytes}
 
 
 def mail_of(team: Team) -> Mail:

@@ -8,18 +8,18 @@ and classes registered with optree, under the namespace ``"mpiml"`` or for all.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
 import optree
 
-from mpiml.arrays import to_host
+from mpiml import arrays
 from mpiml.collectives.ops import dtype_code, dtype_name, native_order, numpy_dtype
 from mpiml.errors import UsageError
 from mpiml.libraries import family
 
-__all__ = ["flatten", "host_array", "unflatten", "unlike"]
+__all__ = ["flatten", "host_array", "to_numpy", "unflatten", "unlike"]
 
 NAMESPACE: Final = "mpiml"  #: of classes registered with optree
 _NAMED: Final = 10  # arrays that a message names
@@ -113,7 +113,7 @@ def host_array(x: Any) -> "np.ndarray[Any, Any]":
     """
     if family(type(x)) is None:
         return np.asarray(x)
-    brought = to_host(x)
+    brought = arrays.to_host(x)
     if brought is None:
         raise UsageError(f"mpiml.collectives: expected a dense array, got {_shown(x)}")
     host, more, _ = brought
@@ -128,6 +128,50 @@ def _named(treedef: "optree.PyTreeSpec") -> tuple[str, ...]:
         return _paths(treedef)
     except TypeError:  # a registered class holds what cannot be hashed
         return _paths.__wrapped__(treedef)
+
+
+def _same(result: Any) -> Any:
+    return result
+
+
+def to_numpy(leaf: Any, spec: Any, where: str) -> tuple[Any, Callable[[Any], Any]]:
+    """Return a leaf as a NumPy array in C order, and what makes such an array a leaf.
+
+    Local: no MPI.
+
+    Parameters
+    ----------
+    leaf : array
+        Of any library.
+    spec : mpiml.collectives.regions.Leaf
+        Its path, shape and dtype.
+    where : str
+        Opens the message of an error.
+
+    Raises
+    ------
+    UsageError
+        It is not dense.
+    """
+    kind = family(type(leaf))
+    if kind is None:
+        array = np.asarray(leaf, order="C")
+        if isinstance(leaf, np.ndarray):
+            return array, _same
+        return array, lambda result: result[()]  # a NumPy scalar
+    exported = arrays.to_host(leaf)
+    if exported is None:
+        raise UsageError(f"{where}: leaf {spec.path}: expected a dense array, got {leaf!r}")
+    host, more, _ = exported
+    flat = np.asarray(host, order="C").reshape(-1).view(np.uint8)
+    array = flat.view(numpy_dtype(spec.dtype_name)).reshape(spec.shape)
+    known: str = kind
+
+    def back(result: Any) -> Any:
+        plain = result.reshape(-1).view(np.uint8) if known == "torch" else result
+        return arrays.restore(known, plain, more)
+
+    return array, back
 
 
 @functools.lru_cache(maxsize=64)

@@ -95,7 +95,7 @@ def rows_from(
 
 
 def survey(path: Path, *, rows: bool, zero_based: bool) -> Survey:
-    """Look through a file without parsing it: at a GB/s or as fast as it can be unpacked.
+    """Look through a file without parsing it: much faster, or as fast as it can be unpacked.
 
     Local: no MPI.
 

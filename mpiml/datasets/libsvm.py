@@ -54,7 +54,7 @@ def read_libsvm(
         goes by the file's size and time of change.
     zero_based : bool or 'auto'
         Whether the first feature is 0 or 1. ``"auto"`` says 0 if an index 0 stands anywhere in
-        the file, which each rank looks for in all of it: at about 1 GB/s, saved by True or False.
+        the file, which each rank looks for in all of it; True or False saves that.
     allow_nan : bool
         Whether values may be NaN or infinite.
     balance : {'bytes', 'rows'}

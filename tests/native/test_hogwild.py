@@ -257,7 +257,7 @@ def test_empty_calls_change_nothing():
 
 
 def svm_by_hand(w, indptr, indices, values, labels, degrees, eta, mu, order):
-    """The local step as algorithms.md writes it, one row after the other."""
+    """The local step as Hogwild!'s authors write it, one row after the other."""
     dtype = w.dtype.type
     active, loss = 0, 0.0
     for row in order:

@@ -15,7 +15,7 @@ BETA, LAM = 0.75, 0.625  # exact in binary; three numbers that tell beta, lam an
 
 
 def by_hand(own, snapshot, following, step, beta, lam, tolerance):
-    """The two branches as algorithms.md 3.5 writes them, in double: three new values."""
+    """The two branches as the authors' code has them, in double: three new values."""
     delta = step * (own - snapshot)
     if abs(delta) > tolerance:
         new = lam * following + (1 - lam) * own + (beta + lam - 1) * delta

@@ -7,7 +7,7 @@ The range in which nothing swings ever wider, of quadratics up to a curvature h 
 follows from the eigenvalue -1 of the synchronous step: with e = lr * h, or with momentum e /
 (1 + momentum - momentum * e), ``alpha <= (4 - 2 e) / (2 + p (2 - e))``. For one member at a
 time it is the published range of the round-robin scheme, (4 - 2 e) / (4 - e). Exchanging less
-often does not narrow it without momentum; with much of it, it may.
+often does not narrow it without momentum; with momentum that has not been tried.
 """
 
 import math

@@ -266,10 +266,6 @@ class Exchange:
         text = self._heard.get((source, hash_), "")
         raise mismatch(self.team, source, call, text, label, self._calls)
 
-    def statistics(self) -> dict[str, int]:
-        """Return how many calls there were, and what the mail has counted."""
-        return {"calls": self._calls, **self._mail.statistics()}
-
 
 class _Incoming:
     """What comes in during one call. Local."""

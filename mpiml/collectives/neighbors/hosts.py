@@ -62,10 +62,18 @@ def hierarchical_neighbor_allreduce(
     """
     team = team_of(comm, _WHERE)
     home = _home_of(team)
-    edges = home.edges(topology, step)
-    label = Label(_WHERE, name=name, more=edges.text)
+    edges: Edges | None = None
+    wrong: Exception | None = None
+    try:
+        edges = home.edges(topology, step)
+    except (
+        Exception
+    ) as caught:  # of one member, perhaps: the others of the host must hear of it
+        wrong = caught
+    label = Label(_WHERE, name=name, more="" if edges is None else edges.text)
     with team.round(label):
         leaves, error = _taken_apart(x, out)
+        error = wrong or error
         mean = x
         if home.team is not None:
             try:
@@ -76,10 +84,13 @@ def hierarchical_neighbor_allreduce(
         if not home.leads:
             home.exchange.skip()
             return home.take(leaves, error, label)
-        if error is not None or leaves is None:
+        if error is not None or leaves is None or edges is None:
             assert error is not None
-            with suppress(UsageError, ServiceGoneError):
-                team.run(home.exchange.refuse, label, edges, error, _WHERE)
+            if edges is None:
+                home.exchange.skip()  # whom to tell outside of the host is not known
+            else:
+                with suppress(UsageError, ServiceGoneError):
+                    team.run(home.exchange.refuse, label, edges, error, _WHERE)
             raise error
         try:
             found = mixed(team, home.exchange, edges, mean, out, name, _WHERE)

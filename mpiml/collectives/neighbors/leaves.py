@@ -6,10 +6,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from mpiml import arrays
 from mpiml.collectives.ops import COMPLEX, FLOATS, numpy_dtype
 from mpiml.collectives.regions import Leaf, Regions, specs_of
-from mpiml.collectives.trees import flatten, unflatten, unlike
+from mpiml.collectives.trees import flatten, to_numpy, unflatten, unlike
 from mpiml.errors import UsageError
 from mpiml.libraries import family
 
@@ -113,7 +112,7 @@ class Leaves:
             found, self._treedef, paths = flatten(x, where)
             parts = tuple([(type(leaf), leaf.dtype, leaf.shape) for leaf in found])
             layout = _layout_of((self._treedef, parts), found, paths, where)
-            both = [_to_numpy(*one, where) for one in zip(found, layout.specs, strict=True)]
+            both = [to_numpy(*one, where) for one in zip(found, layout.specs, strict=True)]
             self._host = [array for array, _ in both]
             self._back = [back for _, back in both]
         self.layout, self.nbytes = layout, layout.nbytes
@@ -187,7 +186,7 @@ class Leaves:
         if self._back is None:  # one of NumPy
             if self._outs is None:
                 return result
-            _store(self._outs[0], _same, result)
+            _store(self._outs[0], lambda result: result, result)
             return self._out
         views = self._views(result) if self._one is None else [result]
         if self._outs is None:
@@ -202,33 +201,6 @@ class Leaves:
         if regions is not None:
             return regions.views(memory)
         return [memory.view(self.layout.dtype).reshape(self._one.shape)]
-
-
-def _same(result: Any) -> Any:
-    return result
-
-
-def _to_numpy(leaf: Any, spec: Any, where: str) -> tuple[Any, Callable[[Any], Any]]:
-    """Return a leaf as a NumPy array in C order, and what makes such an array a leaf."""
-    kind = family(type(leaf))
-    if kind is None:
-        array = np.asarray(leaf, order="C")
-        if isinstance(leaf, np.ndarray):
-            return array, _same
-        return array, lambda result: result[()]  # a NumPy scalar
-    exported = arrays.to_host(leaf)
-    if exported is None:
-        raise UsageError(f"{where}: leaf {spec.path}: expected a dense array, got {leaf!r}")
-    host, more, _ = exported
-    flat = np.asarray(host, order="C").reshape(-1).view(np.uint8)
-    array = flat.view(numpy_dtype(spec.dtype_name)).reshape(spec.shape)
-    known: str = kind
-
-    def back(result: Any) -> Any:
-        plain = result.reshape(-1).view(np.uint8) if known == "torch" else result
-        return arrays.restore(known, plain, more)
-
-    return array, back
 
 
 def _targets(out: Any, x: Any, where: str) -> list[Any]:

@@ -1,4 +1,4 @@
-"""`neighbor_allreduce`, and the same between hosts."""
+"""`neighbor_allreduce`, and what averages between hosts share with it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress

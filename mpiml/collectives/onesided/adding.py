@@ -14,7 +14,7 @@ from mpiml.collectives.onesided.layout import (
 from mpiml.collectives.onesided.memory import Block
 from mpiml.errors import UsageError
 
-__all__ = ["Adder", "Meter", "Rows", "Staleness"]
+__all__ = ["Adder", "Meter", "Rows", "Staleness", "index_array"]
 
 _EVERY: Final = 16  # adds, one of which is measured: to look costs a cache line of each member
 
@@ -131,7 +131,7 @@ class Adder:
                 f"{where}: rows: expected indptr of shape (rows + 1,) and real values, got "
                 f"{indptr.shape} and {values.dtype}"
             )
-        indptr, indices = _wide(indptr), _wide(indices)
+        indptr, indices = index_array(indptr), index_array(indices)
         count = len(indptr) - 1
         given = 1.0 if coefficients is None else coefficients
         return Rows(
@@ -231,7 +231,7 @@ class Adder:
         return self._meter.staleness()
 
 
-def _wide(indices: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
+def index_array(indices: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
     """Return integers as the kernel takes them: of 4 or 8 bytes, signed."""
     known = indices.dtype in (np.int32, np.int64)
     return indices if known or indices.dtype.kind not in "iu" else indices.astype(np.int64)

@@ -219,7 +219,7 @@ class RingModel(Model):
             super()._add_rows(number, rows)
             return
         count, begin = len(rows.coefficients), 0
-        while begin < count or not count:
+        while True:
             end = min(count, begin + ring.room)
             super()._add_rows(number, rows.part(begin, end))
             ring.count(end - begin)

@@ -183,10 +183,6 @@ class RingRule:
                 return found
         return None
 
-    def evaluated(self, token: int) -> int:
-        """Return the cluster whose model to evaluate: that of the turn before."""
-        return self.cluster((self._known(token, "evaluated") - 1) % self.size)
-
     def step(self, first: float, epoch: int) -> float:
         """Return the step size of an epoch, 0 for the first, from that of the first.
 

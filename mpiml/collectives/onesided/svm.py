@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpiml._native import hogwild_svm_rows
-from mpiml.collectives.onesided.adding import Adder
+from mpiml.collectives.onesided.adding import Adder, index_array
 from mpiml.collectives.onesided.ring_member import RingMember
 from mpiml.datasets.csr import CSR
 from mpiml.errors import UsageError
@@ -236,7 +236,7 @@ def _visits(order: Any, rows: int) -> NDArray[Any]:
         raise UsageError(
             f"svm_epoch: order: expected 0 to {rows - 1}, got {found.min()} to {found.max()}"
         )
-    return found if found.dtype in (np.int32, np.int64) else found.astype(np.int64)
+    return index_array(found)
 
 
 # -- rows that turns come between --------------------------------------------------------------

@@ -115,7 +115,7 @@ class GradientCode(ABC):
         where = f"{self!r}.encode"
         held = sorted(self.assignment(worker))
         given = {whole(j, f"{where}: partition"): tree for j, tree in gradients.items()}
-        if len(given) < len(held) or given.keys() != set(held):
+        if given.keys() != set(held):
             raise UsageError(
                 f"{where}: worker {worker} holds the partitions {held}, got gradients of "
                 f"{sorted(given)}. Pass the gradient of each partition of assignment({worker})."

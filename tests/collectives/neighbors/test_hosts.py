@@ -73,6 +73,20 @@ def test_topologies_are_of_hosts(graph):
             assert "(members are hosts here: 1)" in str(outcome)
 
 
+@pytest.mark.parametrize("odd", [0, 1])
+def test_a_topology_that_is_wrong_on_one_member_is_an_error_of_its_host(odd):
+    """And the next call is as if it had not been."""
+
+    def body(team):
+        graph = topology.ring(3) if team.index == odd else topology.ring
+        with pytest.raises(UsageError, match=r"members are hosts here: 1"):
+            averaged(np.zeros(2), graph, team)
+        x = np.full(2, float(team.index))
+        np.testing.assert_array_equal(averaged(x, topology.ring, team), 0.5)
+
+    assert not [o for o in outcomes(2, body) if isinstance(o, BaseException)]
+
+
 @places
 def test_an_error_of_the_first_member_ends_the_wait_of_its_host(place, monkeypatch):
     """Whatever it is: a process that lives may fail otherwise than by what it was given."""

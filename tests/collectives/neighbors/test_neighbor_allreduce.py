@@ -405,13 +405,16 @@ def test_other_topologies_are_a_mismatch():
 @places
 def test_a_late_member_delays_its_neighbours_only(place, monkeypatch):
     """On a path 0 - 1 - 2 - 3 member 0 comes late; 2 and 3 do what they can without it."""
-    if place in (1, 2, 3):
+    members = place
+    if isinstance(place, str):
+        from mpi4py import MPI
+
+        members = 4 if place.startswith("two on") else MPI.COMM_WORLD.size
+    if members < 4:
         pytest.skip("needs four members")
 
     def body(comm):
         team = team_of(comm, "the test")
-        if team.size < 4:
-            return
         graph = topology.metropolis(4, [(0, 1), (1, 2), (2, 3)], "path")
         neighbor_allreduce(np.zeros(1), graph, comm)  # all are there
         mail = team.kept["mail"]

@@ -154,14 +154,12 @@ def test_order_of_eight_members_in_two_clusters():
     assert [rule.token(rule.member(k)) for k in range(8)] == list(range(8))
     assert [rule.following(c) for c in range(2)] == [1, 0]
     assert [rule.after(k) for k in range(8)] == [1, 2, 3, 4, 5, 6, 7, 0]
-    assert [rule.evaluated(k) for k in range(3)] == [1, 0, 1]
 
 
 def test_clusters_of_different_sizes_leave_out_turns():
     rule = RingRule(3, [2, 1, 3])  # members 0 1, 2, 3 4 5
     assert [rule.member(k) for k in range(rule.size)] == [0, 2, 3, 1, 4, 5]
     assert [rule.cluster(k) for k in range(rule.size)] == [0, 1, 2, 0, 2, 2]
-    assert [rule.evaluated(k) for k in range(rule.size)] == [2, 0, 1, 2, 0, 2]
     assert rule.following(0) == 1  # it meets its model even where it has no turn
     assert repr(rule) == "RingRule(3, (2, 1, 3))"
 
@@ -235,7 +233,10 @@ def test_everybody_has_one_turn_in_each_round(sizes, delay, seed):
     rng = random.Random(seed)
     speeds = [rng.uniform(0.1, 1) for _ in members]
     token, holders, since = 0, [], [0] * rule.size  # own updates since the last change
+    updates = 0
     while len(holders) < 4 * rule.size:
+        updates += 1
+        assert updates < 10_000_000, "the token is lost"
         (turns,) = rng.choices(members, speeds)
         me, held = turns.member, turns.holds
         since[me] += 1
@@ -296,7 +297,7 @@ def test_bad_rules(arguments, text):
 
 def test_bad_questions():
     rule = RingRule(2, 2)
-    for ask in (rule.member, rule.cluster, rule.after, rule.evaluated):
+    for ask in (rule.member, rule.cluster, rule.after):
         with pytest.raises(
             UsageError, match=r"RingRule\(2, 2\)\.\w+: expected token 0 to 3, got"
         ):
