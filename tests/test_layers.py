@@ -119,6 +119,7 @@ FLOORS = {
         ["mpiml.collectives.compression"],
         [
             "mpiml.collectives.calls",
+            "mpiml.collectives.leavers",
             "mpiml.collectives.ledger",
             "mpiml.collectives.messages",
             "mpiml.collectives.requests",

@@ -1,10 +1,12 @@
 """Where the members of a process tell the other processes of their team in what they wait.
 
-Nothing is sent, and nothing is made, before a wait has lasted. Messages go through MPI, small
-and nonblocking, from whichever thread waits; see `mpiml.collectives.ledger` for what they say.
+Nothing is sent, and nothing is made, before a wait has lasted or the process ends. Messages go
+through MPI, small and nonblocking, from whichever thread waits; `mpiml.collectives.ledger` and
+`mpiml.collectives.leavers` have what they say.
 """
 
 import itertools
+import sys
 import threading
 import time
 from array import array
@@ -13,17 +15,19 @@ from hashlib import blake2b
 from typing import Any, Final
 
 from mpiml.collectives.labels import mismatch
+from mpiml.collectives.leavers import Leavers, is_farewell
 from mpiml.collectives.ledger import Ledger, Post
 from mpiml.collectives.messages import keep, rest
 from mpiml.config import Config
-from mpiml.errors import UsageError
+from mpiml.errors import ServiceGoneError, UsageError
 
-__all__ = ["BROKEN", "Look", "drain"]
+__all__ = ["BROKEN", "Look", "drain", "leave"]
 
 BROKEN: Final = "broken"  #: in a room's `shared`: why its team can make nothing any more
 _TAG: Final = 1  # of the team's communicator, where nothing else is sent from rank to rank
 _TEXT: Final = 900  # bytes of a text: a message stays so small that sending it waits for nobody
 _ERROR: Final = 3000  # and of the error
+_HOW: Final = 300  # characters of how a program has ended
 _SETTLED: Final = 2.0  # s, that the error is waited for
 _STEP: Final = 0.005
 
@@ -52,6 +56,7 @@ class Look:
         "_label",
         "_members",
         "_post",
+        "_since",
         "_team",
         "_text",
     )
@@ -64,6 +69,7 @@ class Look:
         self._members = members or (team.index,)
         self._exchange = exchange
         self._begun = False
+        self._since = 0.0
         self._post: Post | None = None
         self._text = ""
         self._desk: _Desk | None = None
@@ -75,12 +81,22 @@ class Look:
         ------
         UsageError
             They wait in other operations, and will never come. On all members.
+        ServiceGoneError
+            It is an exchange, and a process of the team has ended.
         """
         if not self._begun:
             self._begun = True
+            self._since = time.monotonic()
             self._begin()
-        if self._post is not None and self._desk is not None:
-            self._desk.look(self._members, self._post, self._text)
+        if self._post is None or self._desk is None:
+            return
+        self._desk.look(self._members, self._post, self._text)
+        why = self._desk.gone(self._since) if self._exchange else ""
+        if why:
+            raise ServiceGoneError(
+                f"{self._label}: {why}, and will never come. Look for its own error above; every "
+                "member must make the same collective calls, as often."
+            )
 
     def settle(self) -> None:
         """Wait for the error that may be on its way, where others have left already."""
@@ -123,6 +139,7 @@ class _Desk:
             return text[:_ERROR].decode("utf-8", "ignore")
 
         self._ledger = Ledger(members, team.rank, say)
+        self._leavers = Leavers(len(processes), team.rank)
         self.sent_to = [0] * len(processes)  # how many messages to each process
         self.received = 0
         self._sent: list[tuple[Any, bytes]] = []
@@ -145,6 +162,17 @@ class _Desk:
             while self._unsent() and time.monotonic() < limit:
                 time.sleep(_STEP)
         raise UsageError(ended[0])
+
+    def gone(self, since: float) -> str:
+        """Tell who has ended, if that is why a wait for all members cannot end."""
+        with self._lock:
+            return self._leavers.end(since, time.monotonic())
+
+    def leave(self, how: str) -> None:
+        """Tell the other processes that this one ends. Local."""
+        with self._lock:
+            self._send(self._leavers.leave(how))
+            keep(self._sent)
 
     def settle(self, members: Sequence[int], post: Post, text: str) -> None:
         """Look until the error has come, if one is to be expected."""
@@ -185,7 +213,11 @@ class _Desk:
             self.received += 1
         while self._coming and self._coming[0][1].Test():
             source, _, memory = self._coming.pop(0)
-            self._send(self._ledger.receive(source, bytes(memory)))
+            message = bytes(memory)
+            if is_farewell(message):
+                self._send(self._leavers.receive(message))
+            else:
+                self._send(self._ledger.receive(source, message))
 
     def close(self) -> None:
         """Take in what nobody will ask for any more. Local."""
@@ -211,6 +243,16 @@ def _desk_of(team: Any) -> _Desk | None:
         if desk is made:
             team.closes(made.close)
     return desk
+
+
+def leave(team: Any) -> None:
+    """Tell the other processes of a team that this one ends, and how. Local."""
+    desk = _desk_of(team)
+    if desk is None or team.comm is None or team.comm.size == 1:
+        return
+    error = getattr(sys, "last_value", None)  # what the interpreter has printed
+    how = "" if error is None else f" with {type(error).__name__}: {error}"
+    desk.leave(f"{team.names[team.index]} has ended{how[:_HOW]}")
 
 
 def drain(team: Any, seconds: float) -> bool:

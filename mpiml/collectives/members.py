@@ -1,12 +1,14 @@
 """Whose collective a call is: the role of the node that calls, or the ranks of a communicator."""
 
+import contextlib
 import functools
 import os
 from collections.abc import Callable
 from typing import Any
 
-from mpiml.collectives.desk import drain
+from mpiml.collectives.desk import drain, leave
 from mpiml.collectives.messages import Waiting, complete
+from mpiml.collectives.over import GUESTS
 from mpiml.collectives.room import Room
 from mpiml.collectives.team import PlainHooks, Team
 from mpiml.config import Config
@@ -101,6 +103,15 @@ class _PlainTeam(Team):
             own.rank, range(own.size), hosts, own, Room(1), names, title, hooks,
             spin_us=0 if crowded else 20,
         )  # fmt: skip
+        GUESTS.add(self)
+
+    def leave_at_end(self) -> None:
+        """Tell the other ranks that this process ends, if it is in no program of mpiml. Local."""
+        from mpi4py import MPI
+
+        if self.comm is not None and not MPI.Is_finalized():
+            with contextlib.suppress(MPI.Exception):  # of peers that have died
+                leave(self)
 
     def close(self) -> None:
         """Close what belongs to the team, and free its communicator. Collective."""

@@ -20,6 +20,8 @@ OVER: list[MpimlError] = []
 
 def end() -> None:
     """End all waits of this process, and those of others for it: it ends. Local."""
+    if OVER:  # in the child of a fork nothing is the parent's
+        return
     for guest in list(GUESTS):
         guest.leave_at_end()
     OVER.append(
