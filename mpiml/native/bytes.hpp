@@ -8,10 +8,6 @@
 
 namespace mpiml {
 
-// Every call of more bytes than this releases the GIL: below it the two
-// switches of the lock cost more than the other threads could gain.
-inline constexpr std::size_t kReleaseGilAbove = 64 * 1024;
-
 // Raises ValueError.
 [[noreturn]] inline void refuse(const std::string &text) {
     throw nanobind::value_error(text.c_str());

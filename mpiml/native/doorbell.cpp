@@ -16,6 +16,7 @@
 #include <nanobind/nanobind.h>
 
 #include "bytes.hpp"
+#include "gil.hpp"
 #include "waiting.hpp"
 
 namespace nb = nanobind;
@@ -78,7 +79,7 @@ public:
             return true;
         if (spin_us == 0 && timeout_us == 0)
             return false;
-        nb::gil_scoped_release release;
+        mpiml::Released release;
         if (spin_us > 0 && spin(seen, std::min(spin_us, kLongestUs)))
             return true;
         return timeout_us > 0 && sleep(seen, std::min(timeout_us, kLongestUs));

@@ -10,6 +10,7 @@
 
 #include "bytes.hpp"
 #include "gang.hpp"
+#include "gil.hpp"
 #include "waiting.hpp"
 
 namespace nb = nanobind;
@@ -78,7 +79,7 @@ public:
         out_ = to ? to->data() : nullptr;
         in_bytes_ = from ? from->size() : 0;
         out_bytes_ = to ? to->size() : 0;
-        std::optional<nb::gil_scoped_release> release;
+        std::optional<mpiml::Released> release;
         if (threads_ || plan.bytes > mpiml::kReleaseGilAbove)
             release.emplace();
         while (pc_ < plan.steps.size()) {
@@ -118,7 +119,7 @@ private:
     }
 
     int sync(std::uint64_t hash, bool compare, std::int64_t timeout_us,
-             std::optional<nb::gil_scoped_release> &release) {
+             std::optional<mpiml::Released> &release) {
         using Seen = mpiml::Meeting::Seen;
         if (!arrived_) {
             meeting_.arrive(hash);

@@ -16,6 +16,7 @@
 
 #include "array.hpp"
 #include "bytes.hpp"
+#include "gil.hpp"
 #include "hogwild_kernels.hpp"
 
 namespace nb = nanobind;
@@ -57,7 +58,7 @@ public:
     const GateWords &words() const { return words_; }
 
     bool enter(std::int64_t timeout_us) const {
-        std::optional<nb::gil_scoped_release> release;
+        std::optional<mpiml::Released> release;
         return words_.enter(patience(timeout_us, "Gate.enter", release));
     }
 
@@ -75,7 +76,7 @@ public:
                    " bytes as the model has, got " + std::to_string(to.size()));
         if (from.data() < to.data() + to.size() && to.data() < from.data() + from.size())
             refuse("Gate.snapshot: out overlaps the model");
-        std::optional<nb::gil_scoped_release> release;
+        std::optional<mpiml::Released> release;
         if (from.size() > mpiml::kReleaseGilAbove)
             release.emplace();
         if (!words_.close(patience(timeout_us, "Gate.snapshot", release)))
@@ -98,7 +99,7 @@ public:
 
 private:
     static Patience patience(std::int64_t timeout_us, const char *where,
-                             std::optional<nb::gil_scoped_release> &release) {
+                             std::optional<mpiml::Released> &release) {
         return {ns_of(timeout_us, where), [&release] {
                     if (!release)
                         release.emplace();
@@ -149,7 +150,7 @@ public:
         Section::Late late;
         std::size_t done;
         {
-            std::optional<nb::gil_scoped_release> release;
+            std::optional<mpiml::Released> release;
             if (nbytes > mpiml::kReleaseGilAbove)
                 release.emplace();
             check();

@@ -3,7 +3,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <optional>
 #include <string>
 
 #if defined(__x86_64__)
@@ -13,6 +12,7 @@
 #include <nanobind/nanobind.h>
 
 #include "bytes.hpp"
+#include "gil.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -20,14 +20,6 @@ using mpiml::Access;
 using mpiml::Bytes;
 
 namespace {
-
-// Runs f without the GIL if nbytes are worth it.
-template <typename F> auto without_gil(std::size_t nbytes, F f) {
-    std::optional<nb::gil_scoped_release> release;
-    if (nbytes > mpiml::kReleaseGilAbove)
-        release.emplace();
-    return f();
-}
 
 #if defined(__x86_64__)
 // From here on both sides miss the caches anyway, and stores past the caches save
@@ -80,7 +72,7 @@ void copy(nb::handle dst, nb::handle src) {
                                std::to_string(from.size()) + " bytes").c_str());
     if (to.size() == 0)
         return;
-    without_gil(to.size(), [&] { move_bytes(to.data(), from.data(), to.size()); });
+    mpiml::without_gil(to.size(), [&] { move_bytes(to.data(), from.data(), to.size()); });
 }
 
 // XXH64, as written down in the xxHash specification (xxhash_spec.md, version 0.1.1):
@@ -136,7 +128,7 @@ std::uint64_t xxh64(const std::byte *p, std::size_t n, std::uint64_t seed) {
 
 std::uint64_t checksum(nb::handle buffer, std::uint64_t seed) {
     const Bytes b(buffer, Access::read, "checksum: buffer");
-    return without_gil(b.size(), [&] { return xxh64(b.data(), b.size(), seed); });
+    return mpiml::without_gil(b.size(), [&] { return xxh64(b.data(), b.size(), seed); });
 }
 
 // mpi4py asks for writable memory even where MPI only reads it. This object

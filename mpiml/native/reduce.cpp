@@ -2,7 +2,6 @@
 #include <array>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -14,6 +13,7 @@
 #include <nanobind/nanobind.h>
 
 #include "bytes.hpp"
+#include "gil.hpp"
 #include "isa.hpp"
 #include "reduce.hpp"
 #include "reduce_table.hpp"
@@ -136,13 +136,6 @@ void check_overlap(const std::byte *a, const std::byte *b, std::size_t size) {
         refuse("reduce: a destination overlaps another buffer partly");
 }
 
-template <typename F> void without_gil(std::size_t nbytes, F f) {
-    std::optional<nb::gil_scoped_release> release;
-    if (nbytes > mpiml::kReleaseGilAbove)
-        release.emplace();
-    f();
-}
-
 void py_reduce(int dtype, int op, nb::list sources, nb::list destinations, double divisor,
                bool stream) {
     const Dtype d = dtype_of(dtype, "reduce");
@@ -169,7 +162,7 @@ void py_reduce(int dtype, int op, nb::list sources, nb::list destinations, doubl
             check_overlap(b->data(), other->data(), size);
         dst.push_back(b->data());
     }
-    without_gil(size * from.size(), [&] {
+    mpiml::without_gil(size * from.size(), [&] {
         mpiml::reduce(d, static_cast<Op>(op), size / mpiml::itemsize(d), src.data(),
                       static_cast<int>(src.size()), divisor, dst.data(),
                       static_cast<int>(dst.size()), stream);
@@ -189,7 +182,7 @@ void py_convert(int to, nb::handle dst, int from, nb::handle src) {
     const bool same = out.data() == in.data() && in.size() == out.size();
     if (!same && out.data() < in.data() + in.size() && in.data() < out.data() + out.size())
         refuse("convert: dst overlaps src partly");
-    without_gil(out.size() + in.size(),
+    mpiml::without_gil(out.size() + in.size(),
                 [&] { mpiml::convert(t, out.data(), f, in.data(), count); });
 }
 

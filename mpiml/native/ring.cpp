@@ -27,6 +27,7 @@
 #include <nanobind/stl/pair.h>
 
 #include "array.hpp"
+#include "gil.hpp"
 #include "hogwild.hpp"
 #include "isa.hpp"
 #include "ring_kernels.hpp"
@@ -136,7 +137,7 @@ public:
 
     // Calls f with a zero of the arrays' type, without the GIL if there is much to do.
     template <typename F> Counts perform(F f) const {
-        std::optional<nb::gil_scoped_release> release;
+        std::optional<mpiml::Released> release;
         if (own.nbytes() > mpiml::kReleaseGilAbove)
             release.emplace();
         return own.wide() ? f(double{}) : f(float{});

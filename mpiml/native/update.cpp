@@ -12,6 +12,7 @@
 #include <nanobind/stl/array.h>
 
 #include "bytes.hpp"
+#include "gil.hpp"
 #include "isa.hpp"
 #include "update_kernels.hpp"
 
@@ -77,7 +78,7 @@ void update(int rule, int itemsize, nb::handle param, nb::handle grad, const nb:
         check(*kept.back(), p, size, "state");
     }
     const Coefficients coefficients = mpiml::coefficients(c.data());
-    std::optional<nb::gil_scoped_release> release;
+    std::optional<mpiml::Released> release;
     if (p.size() > mpiml::kReleaseGilAbove)
         release.emplace();
     if (itemsize == 4)
