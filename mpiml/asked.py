@@ -1,10 +1,10 @@
 """What `launch` and `attach` may be asked: their settings, checked before anything starts."""
 
 import math
-import operator
 from typing import Any
 
 from mpiml.errors import UsageError
+from mpiml.whole import as_whole
 
 __all__ = ["check_settings"]
 
@@ -65,7 +65,5 @@ def _seconds(value: Any) -> float:
 
 def _whole(value: Any) -> int:
     """Return a whole number; -1 for what is none."""
-    try:
-        return -1 if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        return -1
+    number = as_whole(value)
+    return -1 if number is None else number

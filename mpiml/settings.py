@@ -1,9 +1,9 @@
 """What `Program.add_node` takes beside the node: replicas, placement, settings of a role."""
 
-import operator
 from typing import Any, Final, NamedTuple, NoReturn
 
 from mpiml.errors import UsageError
+from mpiml.whole import as_whole
 
 __all__ = ["FILL", "Fill", "Placement", "Settings", "check_label", "check_replicas"]
 
@@ -206,10 +206,7 @@ def check_replicas(replicas: Any, where: str) -> int:
 
 def _count(what: str, given: Any, least: int, otherwise: str = "") -> int:
     """Return `given` as an int of at least `least`; NumPy's integers are integers too."""
-    try:
-        number = None if isinstance(given, (bool, Fill)) else operator.index(given)
-    except TypeError:
-        number = None
+    number = None if isinstance(given, Fill) else as_whole(given)
     if number is None or number < least:
         raise UsageError(
             f"{what} expected an integer of at least {least}{otherwise}, got {given!r}"

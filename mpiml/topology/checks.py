@@ -3,7 +3,6 @@
 Local: nothing here communicates.
 """
 
-import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpiml.errors import UsageError
+from mpiml.whole import as_whole
 
 __all__ = ["cut_off", "is_mean", "number", "sample", "spectral_gap", "two_sides"]
 
@@ -26,13 +26,8 @@ def number(value: Any, least: int, below: int | None, where: str, what: str) -> 
     UsageError
         It is not an integer, or out of its range.
     """
-    if type(value) is int and value >= least and (below is None or value < below):
-        return value
-    try:
-        index = operator.index(value)
-    except TypeError:
-        raise UsageError(f"{where}: expected an integer as {what}, got {value!r}") from None
-    if isinstance(value, bool):
+    index = as_whole(value)
+    if index is None:
         raise UsageError(f"{where}: expected an integer as {what}, got {value!r}")
     if index < least or (below is not None and index >= below):
         expected = f">= {least}" if below is None else f"{least} to {below - 1}"

@@ -16,10 +16,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mpiml.collectives.alike import guarded
-from mpiml.collectives.averaging.periodic import Periodic, Step, whole_number
+from mpiml.collectives.averaging.periodic import Periodic, Step
 from mpiml.collectives.averaging.replica import meeting_of
 from mpiml.errors import UsageError
 from mpiml.optim import Optimizer
+from mpiml.whole import whole_number
 
 __all__ = ["LocalSGD", "PostLocalSGD"]
 

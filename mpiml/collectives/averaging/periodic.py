@@ -1,7 +1,6 @@
 """What the rules share by which members train apart and meet now and then."""
 
 import copy
-import operator
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from hashlib import blake2b
@@ -17,8 +16,9 @@ from mpiml.collectives.trees import host_array
 from mpiml.errors import ServiceGoneError, UsageError
 from mpiml.optim import Coefficients, Optimizer
 from mpiml.optim_step import apply
+from mpiml.whole import whole_number
 
-__all__ = ["Periodic", "Step", "whole_number"]
+__all__ = ["Periodic", "Step"]
 
 
 class Step(NamedTuple):
@@ -371,20 +371,3 @@ class Periodic(ABC):
             f"<{self.where}, {self.optimizer!r}, every={self.every}, {self._steps} steps, member "
             f"{self._team.index} of {self.members}>"
         )
-
-
-def whole_number(where: str, value: Any, least: int) -> int:
-    """Return a whole number. Local.
-
-    Raises
-    ------
-    UsageError
-        It is none, or below `least`.
-    """
-    try:
-        number = -1 if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = -1
-    if number < least:
-        raise UsageError(f"{where}: expected a whole number >= {least}, got {value!r}")
-    return number

@@ -9,13 +9,13 @@ J. Chen, X. Pan, R. Monga, S. Bengio, R. Jozefowicz, "Revisiting Distributed Syn
 smaller than the global step.
 """
 
-import operator
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mpiml.errors import UsageError
+from mpiml.whole import whole_number
 
-__all__ = ["Backup", "Drops", "Verdict", "whole_number"]
+__all__ = ["Backup", "Drops", "Verdict"]
 
 
 class Verdict(Enum):
@@ -62,9 +62,9 @@ class Backup:
     """
 
     def __init__(self, n: int, b: int, *, step: int = 0) -> None:
-        self.n = whole_number(n, 1, "Backup: n")
-        self.b = whole_number(b, 0, "Backup: b")
-        self._first = self._step = whole_number(step, 0, "Backup: step")
+        self.n = whole_number("Backup: n", n, 1)
+        self.b = whole_number("Backup: b", b, 0)
+        self._first = self._step = whole_number("Backup: step", step, 0)
         self._now: list[int] = []  # workers of the current step, as they came
         self._last: tuple[int, ...] = ()
         self._offered = [self._first - 1] * self.workers  # the newest step of each
@@ -113,8 +113,8 @@ class Backup:
             gradient of this step, or of a later one, before.
         """
         where = f"{self!r}.offer"
-        worker = whole_number(worker, 0, f"{where}: worker", self.workers - 1)
-        step = whole_number(step, self._first, f"{where}: step")
+        worker = whole_number(f"{where}: worker", worker, 0, self.workers - 1)
+        step = whole_number(f"{where}: step", step, self._first)
         if step > self._step:
             raise UsageError(
                 f"{where}: step: expected at most {self._step}, the current one, got {step} of "
@@ -143,15 +143,3 @@ class Backup:
     def statistics(self) -> Drops:
         """Return how many steps were made, and what was taken and dropped of each worker."""
         return Drops(self._step - self._first, tuple(self._taken), tuple(self._dropped))
-
-
-def whole_number(value: Any, least: int, where: str, most: int | None = None) -> int:
-    """Return a whole number in its range, or refuse it."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or number < least or (most is not None and number > most):
-        upto = f"{least} or more" if most is None else f"{least} to {most}"
-        raise UsageError(f"{where}: expected a whole number, {upto}, got {value!r}")
-    return number

@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 
 from mpiml.collectives.stragglers.combining import Trees
 from mpiml.errors import UsageError
+from mpiml.whole import whole_number
 
-__all__ = ["FractionalRepetition", "GradientCode", "whole"]
+__all__ = ["FractionalRepetition", "GradientCode"]
 
 
 class GradientCode(ABC):
@@ -44,10 +45,8 @@ class GradientCode(ABC):
 
     def __init__(self, n: int, s: int) -> None:
         name = type(self).__name__
-        self.n = whole(n, f"{name}: n")
-        self.s = whole(s, f"{name}: s")
-        if self.n < 1:
-            raise UsageError(f"{name}: n: expected 1 worker or more, got {self.n}")
+        self.n = whole_number(f"{name}: n", n, 1)
+        self.s = whole_number(f"{name}: s", s)
         if not 0 <= self.s < self.n:
             why = "nobody would be left to send" if self.s > 0 else "it is a number of workers"
             raise UsageError(
@@ -90,14 +89,11 @@ class GradientCode(ABC):
         """Return B."""
 
     def _worker(self, worker: Any, where: str) -> int:
-        number = whole(worker, where)
-        if not 0 <= number < self.n:
-            raise UsageError(f"{where}: expected a worker, 0 to {self.n - 1}, got {number}")
-        return number
+        return whole_number(f"{where}: worker", worker, 0, self.n - 1)
 
     def _workers(self, workers: Iterable[int], where: str) -> tuple[int, ...]:
         """Return the workers in ascending order; refuse strangers and doubles."""
-        numbers = sorted(self._worker(worker, f"{where}: worker") for worker in workers)
+        numbers = sorted(self._worker(worker, where) for worker in workers)
         for one, other in itertools.pairwise(numbers):
             if one == other:
                 raise UsageError(f"{where}: worker {one} is there twice. Each counts once.")
@@ -114,7 +110,7 @@ class GradientCode(ABC):
         """Return a worker's gradients, and their partitions in ascending order."""
         where = f"{self!r}.encode"
         held = sorted(self.assignment(worker))
-        given = {whole(j, f"{where}: partition"): tree for j, tree in gradients.items()}
+        given = {whole_number(f"{where}: partition", j): tree for j, tree in gradients.items()}
         if given.keys() != set(held):
             raise UsageError(
                 f"{where}: worker {worker} holds the partitions {held}, got gradients of "
@@ -232,11 +228,3 @@ class FractionalRepetition(GradientCode):
                 of = ", ".join(map(str, range(group, self.n, self.groups)))
                 raise self._few(workers, where, f"Wait for one of {of}.")
         return [senders[group] for group in range(self.groups)]
-
-
-def whole(value: Any, where: str) -> int:
-    """Return a whole number, NumPy's too, or refuse it."""
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise UsageError(f"{where}: expected a whole number, got {value!r}") from None

@@ -6,9 +6,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mpiml.collectives.stragglers.coding import GradientCode, whole
+from mpiml.collectives.stragglers.coding import GradientCode
 from mpiml.collectives.stragglers.survivors import Solved, best_matrix, solve
 from mpiml.errors import UsageError
+from mpiml.whole import whole_number
 
 __all__ = ["Cyclic"]
 
@@ -58,9 +59,7 @@ class Cyclic(GradientCode):
     """
 
     def __init__(self, n: int, s: int, *, seed: int = 0) -> None:
-        self.seed = whole(seed, "Cyclic: seed")
-        if not 0 <= self.seed < 1 << 32:
-            raise UsageError(f"Cyclic: seed: expected 0 to 2**32 - 1, got {self.seed}")
+        self.seed = whole_number("Cyclic: seed", seed, 0, (1 << 32) - 1)
         self._known: dict[tuple[int, ...], Solved] = {}
         super().__init__(n, s)
 

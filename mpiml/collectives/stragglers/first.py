@@ -2,10 +2,11 @@
 
 from typing import Any, ClassVar
 
-from mpiml.collectives.stragglers.backup import Backup, whole_number
+from mpiml.collectives.stragglers.backup import Backup
 from mpiml.collectives.stragglers.gathered import Gathered
 from mpiml.collectives.stragglers.rules import FirstSteps, Rule
 from mpiml.errors import UsageError
+from mpiml.whole import whole_number
 
 __all__ = ["BackupGradient"]
 
@@ -95,7 +96,7 @@ class BackupGradient(Gathered):
 
     def _compared(self) -> dict[str, Any]:
         size = self._team.size
-        self.n_needed = whole_number(self.n_needed, 1, f"{self.where}: n_needed", size)
+        self.n_needed = whole_number(f"{self.where}: n_needed", self.n_needed, 1, size)
         for dtype in self._blocks.dtypes:
             if dtype.name not in _TYPES:
                 raise UsageError(

@@ -11,13 +11,13 @@ from mpiml.collectives.labels import Label
 from mpiml.collectives.mail import mail_of
 from mpiml.collectives.members import team_of
 from mpiml.collectives.onesided.agent import agent_of
-from mpiml.collectives.stragglers.backup import whole_number
 from mpiml.collectives.stragglers.blocks import Blocks
 from mpiml.collectives.stragglers.collector import Collector
 from mpiml.collectives.stragglers.records import Kind, Record
 from mpiml.collectives.stragglers.rules import Pace, Rule
 from mpiml.collectives.stragglers.talk import Talk, Watch
 from mpiml.errors import ServiceGoneError, UsageError
+from mpiml.whole import whole_number
 
 __all__ = ["Gathered"]
 
@@ -83,9 +83,9 @@ class Gathered(ABC):
                 f"{where}: like: expected a tree of arrays like the gradients, got None"
             )
         self._blocks = Blocks(like, f"{where}: like")
-        self._slack = whole_number(slack, 1, f"{where}: slack")
-        self._at = whole_number(at, 0, f"{where}: at", self._team.size - 1)
-        self.step = whole_number(step, 0, f"{where}: step")  #: the first
+        self._slack = whole_number(f"{where}: slack", slack, 1)
+        self._at = whole_number(f"{where}: at", at, 0, self._team.size - 1)
+        self.step = whole_number(f"{where}: step", step, 0)  #: the first
         more = "".join([f"\n{name}={value}" for name, value in self._compared().items()])
         return f"slack={self._slack}\nat={self._at}\nstep={self.step}{more}"
 

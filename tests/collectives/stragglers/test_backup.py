@@ -136,9 +136,9 @@ def test_sgd_with_backup_workers_is_sgd_on_the_first_n(data, n, b):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((0, 1), "Backup: n: expected a whole number, 1 or more, got 0"),
-        ((1.5, 1), "Backup: n: expected a whole number, 1 or more, got 1.5"),
-        ((2, -1), "Backup: b: expected a whole number, 0 or more, got -1"),
+        ((0, 1), "Backup: n: expected a whole number >= 1, got 0"),
+        ((1.5, 1), "Backup: n: expected a whole number >= 1, got 1.5"),
+        ((2, -1), "Backup: b: expected a whole number >= 0, got -1"),
     ],
 )
 def test_numbers_out_of_range_are_refused(arguments, message):
@@ -149,9 +149,11 @@ def test_numbers_out_of_range_are_refused(arguments, message):
 def test_offers_that_cannot_be_are_refused():
     backup = Backup(2, 1, step=4)
     for worker in (-1, 3, "1", None):
-        with pytest.raises(UsageError, match="worker: expected a whole number, 0 to 2, got"):
+        with pytest.raises(
+            UsageError, match="worker: expected a whole number from 0 to 2, got"
+        ):
             backup.offer(worker, 4)
-    with pytest.raises(UsageError, match="step: expected a whole number, 4 or more, got 3"):
+    with pytest.raises(UsageError, match="step: expected a whole number >= 4, got 3"):
         backup.offer(0, 3)
     assert backup.offer(np.int64(1), np.int32(4)) is TAKE
     with pytest.raises(UsageError, match="worker 1 offers step 4 and has offered this step"):

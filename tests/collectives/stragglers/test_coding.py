@@ -299,8 +299,9 @@ def test_numbers_out_of_range_are_refused(kind):
     for n, s, message in [
         (4, -1, f"{name}: s: expected 0 to n - 1 = 3 workers that may be missing, got -1"),
         (4, 4, f"{name}: s: expected 0 to n - 1 = 3 .* got 4: nobody would be left to send"),
-        (0, 0, f"{name}: n: expected 1 worker or more, got 0"),
+        (0, 0, f"{name}: n: expected a whole number >= 1, got 0"),
         (4, 1.0, f"{name}: s: expected a whole number, got 1.0"),
+        (True, 0, f"{name}: n: expected a whole number >= 1, got True"),
     ]:
         with pytest.raises(UsageError, match=message):
             kind(n, s)
@@ -312,7 +313,9 @@ def test_a_number_that_does_not_divide_is_refused_with_the_other_code():
 
 
 def test_seeds_out_of_range_are_refused():
-    with pytest.raises(UsageError, match="seed: expected 0 to 2"):
+    with pytest.raises(
+        UsageError, match="seed: expected a whole number from 0 to 4294967295, got -1"
+    ):
         Cyclic(4, 1, seed=-1)
 
 
@@ -334,11 +337,17 @@ def test_workers_that_cannot_be_are_refused(code):
     with pytest.raises(UsageError, match="got 0; missing: 0, 1, 2, 3"):
         code.decode({})
     for stranger in (4, -1):
-        with pytest.raises(UsageError, match=f"expected a worker, 0 to 3, got {stranger}"):
+        with pytest.raises(
+            UsageError, match=f"worker: expected a whole number from 0 to 3, got {stranger}"
+        ):
             code.decode({0: message, 1: message, stranger: message})
-        with pytest.raises(UsageError, match=f"expected a worker, 0 to 3, got {stranger}"):
+        with pytest.raises(
+            UsageError, match=f"worker: expected a whole number from 0 to 3, got {stranger}"
+        ):
             code.assignment(stranger)
-        with pytest.raises(UsageError, match=f"expected a worker, 0 to 3, got {stranger}"):
+        with pytest.raises(
+            UsageError, match=f"worker: expected a whole number from 0 to 3, got {stranger}"
+        ):
             code.encode(stranger, {})
     with pytest.raises(UsageError, match="worker 1 is there twice"):
         code.decode([(0, message), (1, message), (1, message), (2, message)])
