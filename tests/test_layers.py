@@ -86,12 +86,15 @@ FLOORS = {
             "mpiml.collectives.onesided.ring_rule",
             "mpiml.collectives.optimizers.mirror",
             "mpiml.collectives.stragglers.backup",
-            "mpiml.collectives.stragglers.blocks",
             "mpiml.collectives.stragglers.combining",
             "mpiml.collectives.stragglers.records",
             "mpiml.collectives.stragglers.survivors",
         ],
-        ["mpiml.collectives.onesided.ring_places", "mpiml.collectives.stragglers.coding"],
+        [
+            "mpiml.collectives.onesided.ring_places",
+            "mpiml.collectives.stragglers.blocks",
+            "mpiml.collectives.stragglers.coding",
+        ],
         ["mpiml.collectives.stragglers.cyclic", "mpiml.collectives.stragglers.rules"],
         [
             "mpiml.collectives.compression.bits",

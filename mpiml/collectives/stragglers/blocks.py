@@ -1,17 +1,16 @@
-"""The arrays of a tree one after another in one block of memory, as a message carries them."""
+"""The arrays of a tree in one block of memory, as a message carries them."""
 
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mpiml.collectives.regions import specs_of
+from mpiml.collectives.regions import Regions, specs_of
+from mpiml.collectives.stragglers.combining import numpy_array
 from mpiml.collectives.trees import flatten, unflatten, unlike
 from mpiml.errors import UsageError
 
 __all__ = ["Blocks"]
-
-_ALIGN: Final = 64  # bytes: each array starts on a cache line of the block
 
 
 class Blocks:
@@ -44,17 +43,11 @@ class Blocks:
     def __init__(self, like: Any, where: str) -> None:
         leaves, self._treedef, self._paths = flatten(like, where)
         for leaf, path in zip(leaves, self._paths, strict=True):
-            _numpy(leaf, f"{where}{path}")
-        self._shapes = [leaf.shape for leaf in leaves]
+            numpy_array(leaf, f"{where}{path}")
+        self._regions = Regions(specs_of(leaves, self._paths))
         self.dtypes = tuple([leaf.dtype for leaf in leaves])
-        self._at: list[tuple[int, int]] = []
-        end = 0
-        for leaf in leaves:
-            start = -(-end // _ALIGN) * _ALIGN
-            end = start + leaf.nbytes
-            self._at.append((start, end))
-        self.nbytes = end
-        self.text = "\n".join([leaf.text() for leaf in specs_of(leaves, self._paths)])
+        self.nbytes = self._regions.nbytes
+        self.text = self._regions.digest_text()
 
     def empty(self) -> NDArray[np.uint8]:
         """Return a new block, (nbytes,)."""
@@ -63,14 +56,7 @@ class Blocks:
     def tree(self, block: Any) -> Any:
         """Return the arrays in a block, as views, in their structure."""
         memory = np.frombuffer(block, np.uint8) if self.nbytes else np.empty(0, np.uint8)
-        parts = zip(self._at, self.dtypes, self._shapes, strict=True)
-        return unflatten(
-            self._treedef,
-            [
-                memory[start:end].view(dtype).reshape(shape)
-                for (start, end), dtype, shape in parts
-            ],
-        )
+        return unflatten(self._treedef, self._regions.views(memory))
 
     def fill(self, tree: Any, block: NDArray[np.uint8], where: str) -> None:
         """Copy the arrays of a tree into a block.
@@ -86,21 +72,13 @@ class Blocks:
                 f"{where}: expected a tree like that given at construction, "
                 f"{unlike(self._treedef, treedef)}"
             )
-        parts = zip(leaves, self._paths, self._at, self.dtypes, self._shapes, strict=True)
-        for leaf, path, (start, end), dtype, shape in parts:
-            array = _numpy(leaf, f"{where}{path}")
-            if array.shape != shape or array.dtype != dtype:
+        for leaf, path, own in zip(
+            leaves, self._paths, self._regions.views(block), strict=True
+        ):
+            array = numpy_array(leaf, f"{where}{path}")
+            if array.shape != own.shape or array.dtype != own.dtype:
                 raise UsageError(
-                    f"{where}{path}: expected an array of shape {shape} and dtype {dtype}, as given "
-                    f"at construction, got shape {array.shape}, dtype {array.dtype}"
+                    f"{where}{path}: expected an array of shape {own.shape} and dtype {own.dtype}, "
+                    f"as given at construction, got shape {array.shape}, dtype {array.dtype}"
                 )
-            block[start:end].view(dtype).reshape(shape)[...] = array
-
-
-def _numpy(leaf: Any, where: str) -> NDArray[Any]:
-    if not isinstance(leaf, np.ndarray | np.generic):
-        raise UsageError(
-            f"{where}: expected a NumPy array, got {type(leaf).__module__}."
-            f"{type(leaf).__qualname__}. Copy it to the host first."
-        )
-    return np.asarray(leaf)
+            own[...] = array

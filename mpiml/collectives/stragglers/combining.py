@@ -10,7 +10,7 @@ from mpiml.collectives.ops import dtype_name, op_code
 from mpiml.collectives.trees import flatten, unflatten, unlike
 from mpiml.errors import UsageError
 
-__all__ = ["Trees"]
+__all__ = ["Trees", "numpy_array"]
 
 _BLOCK: Final = 1 << 14  # elements combined while they are in the cache
 _WORK: Final = {  # dtypes whose combinations make sense, and what they are computed in
@@ -117,14 +117,26 @@ def _combination(
     return result
 
 
-def _array(leaf: Any, where: str) -> NDArray[Any]:
+def numpy_array(leaf: Any, where: str) -> NDArray[Any]:
+    """Return a leaf as an array, of a NumPy scalar too. Local.
+
+    Raises
+    ------
+    UsageError
+        It is of another library.
+    """
     if not isinstance(leaf, np.ndarray | np.generic):
         raise UsageError(
             f"{where}: expected a NumPy array, got {type(leaf).__module__}."
             f"{type(leaf).__qualname__}. Copy it to the host first."
         )
-    op_code("sum", dtype_name(leaf), where)
     return np.asarray(leaf)
+
+
+def _array(leaf: Any, where: str) -> NDArray[Any]:
+    array = numpy_array(leaf, where)
+    op_code("sum", dtype_name(array), where)
+    return array
 
 
 def _leaf(path: str) -> str:

@@ -123,7 +123,7 @@ def test_a_member_held_back_for_several_steps_catches_up(code, held, at):
         assert statistics["bytes"] == (gradients + 6 * 4) * BLOCK
 
 
-BLOCK = 64 + 48  # bytes: an array of one number, and one of six on a cache line of its own
+BLOCK = 2 * 64  # bytes: an array of one number, and one of six, each on a cache line of its own
 
 
 @pytest.mark.parametrize("form", ["function", "list", "mapping"])

@@ -83,12 +83,21 @@ def test_records_there_and_back(kind, step, member, text):
 
 def test_blocks_are_the_tree():
     blocks = Blocks(like(), "here")
-    assert blocks.nbytes == 64 + 48
+    assert blocks.nbytes == 2 * 64
     block = blocks.empty()
     blocks.fill(gradient(3, 2), block, "here")
     check(blocks.tree(block), gradient(3, 2))
     blocks.tree(block)["w"][0, 0] = -1
     assert blocks.tree(memoryview(block))["w"][0, 0] == -1  # views
+
+
+def test_blocks_of_several_dtypes():
+    tree = [np.arange(3.0), np.arange(5, dtype="f4"), np.zeros((0, 2)), np.array(7.0)]
+    blocks = Blocks(tree, "here")
+    block = blocks.empty()
+    blocks.fill(tree, block, "here")
+    for got, wanted in zip(blocks.tree(block), tree, strict=True):
+        np.testing.assert_array_equal(got, wanted, strict=True)
 
 
 @pytest.mark.parametrize("shape", [(0,), (2, 0)])
