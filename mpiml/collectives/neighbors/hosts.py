@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+from mpiml.collectives.alike import refuse
 from mpiml.collectives.allreducing import allreduce
 from mpiml.collectives.labels import Label
+from mpiml.collectives.loose import loose_of
 from mpiml.collectives.mail import mail_of
 from mpiml.collectives.members import team_of
 from mpiml.collectives.neighbors.edges import Edges, edges_of, topology_at
@@ -15,6 +17,7 @@ from mpiml.collectives.neighbors.leaves import Leaves
 from mpiml.collectives.neighbors.reducing import mixed
 from mpiml.collectives.room import Room
 from mpiml.collectives.team import Hooks, Team
+from mpiml.config import Config
 from mpiml.errors import MpimlError, ServiceGoneError, UsageError
 from mpiml.topology import Schedule, Topology
 
@@ -22,6 +25,7 @@ __all__ = ["hierarchical_neighbor_allreduce"]
 
 _WHERE = "hierarchical_neighbor_allreduce"
 _KEY = "home of neighbours"
+_PLANS = 256  # topologies whose edges a home keeps
 _RESULT, _ERROR, _GONE = b"\0", b"\1", b"\2"
 
 
@@ -66,9 +70,7 @@ def hierarchical_neighbor_allreduce(
     wrong: Exception | None = None
     try:
         edges = home.edges(topology, step)
-    except (
-        Exception
-    ) as caught:  # of one member, perhaps: the others of the host must hear of it
+    except Exception as caught:  # of one member, perhaps: the others of the host must hear
         wrong = caught
     label = Label(_WHERE, name=name, more="" if edges is None else edges.text)
     with team.round(label):
@@ -77,8 +79,7 @@ def hierarchical_neighbor_allreduce(
         mean = x
         if home.team is not None:
             try:
-                home.team.agree(_told(error), label)  # the others of the host must hear of it
-                mean = allreduce(x, "mean", home.team, name=name)
+                mean = home.mean(home.team, x, error, name, label)
             except UsageError as caught:
                 error = error or caught
         if not home.leads:
@@ -145,7 +146,12 @@ class _Home:
         self._leaders = [firsts[host] for host in self._hosts]
         self._own = self._hosts.index(team.hosts[team.index])
         self.leads = team.index == team.local[0]
+        self._plans: dict[tuple[str, Topology], Edges] = {}
+        self._checks = True  # whether a member that reduces hears of one that cannot
         self.team: Team | None = _host_team(team)
+        if self.team is not None:
+            said = self.team.exchange(b"%d" % Config.read().check, f"making {self.team.title}")
+            self._checks = b"0" not in said
 
     def edges(self, topology: Any, step: int | None) -> Edges:
         """Return the edges of this host, between the first members of hosts."""
@@ -156,10 +162,38 @@ class _Home:
             found = topology_at(topology, step, hosts, _WHERE)
         except UsageError as error:
             raise UsageError(f"{error} (members are hosts here: {hosts})") from None
-        edges = edges_of(found, self._own, "row", _WHERE)
+        key = found.name, found  # by value: a function makes another one each time
+        known = self._plans.get(key)
+        if known is None:
+            if len(self._plans) >= _PLANS:
+                self._plans.clear()
+            known = self._plans[key] = self._edges_of(found)
+        return known
+
+    def _edges_of(self, topology: Topology) -> Edges:
+        edges = edges_of(topology, self._own, "row", _WHERE)
         receives = {self._leaders[h]: weight for h, weight in edges.receives.items()}
         sends = {self._leaders[h]: factor for h, factor in edges.sends.items()}
         return Edges(edges.own, receives, sends, f"{edges.text[:-1]}, hosts)")
+
+    def mean(
+        self, team: Team, x: Any, error: Exception | None, name: str | None, label: Label
+    ) -> Any:
+        """Return the mean in the host, of which `team` is; `x` where this member has an error.
+
+        Collective over the members of the host.
+
+        Raises
+        ------
+        UsageError
+            Another member has an error, or they differ.
+        """
+        if not self._checks:
+            team.agree(_told(error), label)
+        elif error is not None:  # the others hear of it where they reduce
+            refuse(team, _WHERE, error, lambda said: loose_of(team, said))
+            return x
+        return allreduce(x, "mean", team, name=name)
 
     def give(self, leaves: Leaves, label: Label) -> None:
         """Hand the result to the other members of the host, and wait until they have it."""

@@ -113,3 +113,42 @@ def test_an_error_of_the_first_member_ends_the_wait_of_its_host(place, monkeypat
         monkeypatch.undo()
 
     played(place, body, monkeypatch)
+
+
+@places
+def test_members_that_compare_nothing_hear_of_errors_too(place, monkeypatch):
+    monkeypatch.setenv("MPIML_CHECK", "0")
+
+    def body(comm):
+        team = team_of(comm, "the test")
+        last = team.index == team.size - 1
+        graph = topology.complete(len(set(team.hosts)))
+        for x in (np.zeros(3, int), None):  # again: nothing is left of an error
+            with pytest.raises(UsageError, match="expected"):
+                averaged(x if last else np.zeros(3), graph, comm)
+            np.testing.assert_allclose(averaged(np.ones(2), graph, comm), 1.0)
+
+    played(place, body, monkeypatch)
+
+
+def test_edges_are_made_once_for_equal_topologies(monkeypatch):
+    """Of a function too, which is called each time: it may return another one."""
+    made = []
+
+    def counted(*args):
+        made.append(args)
+        return edges_of(*args)
+
+    edges_of = hosts.edges_of
+    monkeypatch.setattr(hosts, "edges_of", counted)
+    names = iter(["one", "one", "two"])
+
+    def body(team):
+        for graph in (topology.ring, topology.ring(1), topology.ring):
+            averaged(np.zeros(2), graph, team)
+        assert len(made) == 1
+        for _ in range(3):
+            averaged(np.zeros(2), lambda n: topology.from_matrix(np.eye(n), next(names)), team)
+        assert len(made) == 3
+
+    assert outcomes(1, body) == [None]
