@@ -87,15 +87,9 @@ public:
             std::memset(from.data(), 0, from.size());  // which is zero in every dtype
             words_.count(1);  // an update too: who reads from afar compares versions
         }
-        if (!words_.open())  // others took this member for dead and wrote meanwhile
-            return std::nullopt;
+        words_.open();
         return version;
     }
-
-    std::uint64_t adds(int member) const {
-        return words_.adds(known(member, "Gate.adds"));
-    }
-    void forget(int member) const { words_.forget(known(member, "Gate.forget")); }
 
 private:
     static Patience patience(std::int64_t timeout_us, const char *where,
@@ -111,12 +105,6 @@ private:
                    std::to_string(index));
         return index;
     }
-    int known(int member, const char *where) const {
-        if (member < 0 || member >= words_.size())
-            refuse(std::string(where) + ": member: expected 0 to " +
-                   std::to_string(words_.size() - 1) + ", got " + std::to_string(member));
-        return member;
-    }
 
     Bytes memory_;
     GateWords words_;
@@ -125,6 +113,10 @@ private:
 // How a call is to write: what all of them are given in the same words.
 class Manner {
 public:
+    // Atomic.
+    Manner(const char *where, const Gate *gate, std::int64_t timeout_us)
+        : Manner(where, "atomic", nb::none(), gate, timeout_us) {}
+
     Manner(const char *where, const std::string &how, nb::handle lock, const Gate *gate,
            std::int64_t timeout_us)
         : where_(where),
@@ -226,27 +218,27 @@ template <typename F> void with_far(const Array &model, F f) {
         f(std::false_type{});
 }
 
-void py_add(nb::handle model, nb::handle values, double scale, const std::string &how,
-         nb::handle lock, const Gate *gate, std::int64_t timeout_us) {
-    const Manner manner("hogwild_add", how, lock, gate, timeout_us);
+void py_add(nb::handle model, nb::handle values, double scale, const Gate *gate,
+            std::int64_t timeout_us) {
+    const Manner manner("hogwild_add", gate, timeout_us);
     const Array w(model, Access::write, Array::Kind::real, "hogwild_add: model"),
         v(values, Access::read, Array::Kind::real, "hogwild_add: values");
     expect_dtype(v, w, "hogwild_add: values");
     expect_size(v, w.size(), "hogwild_add: values", "the model has");
     with_real(w, [&](auto real) {
         using T = decltype(real);
-        manner.perform(w.nbytes(), 1, [] {}, [&](auto kind, Section &section) {
+        manner.perform(w.nbytes(), 1, [] {}, [&](auto, Section &section) {
             if (!section.begin())
                 return;
-            add_dense<decltype(kind)::value>(w.as<T>(), v.as<const T>(), w.size(), T(scale));
+            add_dense(w.as<T>(), v.as<const T>(), w.size(), T(scale));
             section.done();
         });
     });
 }
 
 void py_add_at(nb::handle model, nb::handle indices, nb::handle values, double scale,
-            const std::string &how, nb::handle lock, const Gate *gate, std::int64_t timeout_us) {
-    const Manner manner("hogwild_add_at", how, lock, gate, timeout_us);
+               const Gate *gate, std::int64_t timeout_us) {
+    const Manner manner("hogwild_add_at", gate, timeout_us);
     const Array w(model, Access::write, Array::Kind::real, "hogwild_add_at: model"),
         at(indices, Access::read, Array::Kind::index, "hogwild_add_at: indices"),
         v(values, Access::read, Array::Kind::real, "hogwild_add_at: values");
@@ -261,16 +253,20 @@ void py_add_at(nb::handle model, nb::handle indices, nb::handle values, double s
                 const auto check = [&] {
                     check_indices(at.as<const I>(), 0, n, w.size(), manner.where());
                 };
-                manner.perform(v.nbytes(), 1, check, [&](auto kind, Section &section) {
+                manner.perform(v.nbytes(), 1, check, [&](auto, Section &section) {
                     if (!section.begin())
                         return;
-                    add_sparse<decltype(kind)::value, decltype(far)::value>(
+                    add_sparse<How::atomic, decltype(far)::value>(
                         w.as<T>(), at.as<const I>(), v.as<const T>(), 0, n, n, T(scale));
                     section.done();
                 });
             });
         });
     });
+}
+
+Integers integers(const Array &array) {
+    return {array.as<const void>(), array.wide()};
 }
 
 // The arrays of a CSR block, kept for one call.
@@ -290,7 +286,7 @@ struct Csr {
     template <typename T, typename I> Block<T, I> block() const {
         return {model.as<T>(),
                 model.size(),
-                Starts{indptr.as<const void>(), indptr.wide()},
+                integers(indptr),
                 rows(),
                 indices.as<const I>(),
                 values.as<const T>(),
@@ -394,8 +390,7 @@ std::pair<std::size_t, double> py_svm_rows(nb::handle model, nb::handle indptr, 
             check_starts(b.starts, b.rows, b.nonzeros, where);
             const Svm<T> s{y.as<const T>(),
                      d.as<const T>(),
-                     visited ? visited->as<const void>() : nullptr,
-                     visited && visited->wide(),
+                     visited ? integers(*visited) : Integers{},
                      visited ? visited->size() : b.rows,
                      T(eta),
                      T(eta * mu)};
@@ -443,19 +438,15 @@ void bind_hogwild(nb::module_ &m) {
                  return g.words().version();
              },
              "The same, or None while somebody is within an update or takes a snapshot.")
-        .def("adds", &Gate::adds, "member"_a, "Updates by one member so far.")
         .def("inside", [](const Gate &g) { return g.words().inside(); },
              "Members that are within an update now.")
         .def_prop_ro("closed_by", [](const Gate &g) { return g.words().closed_by(); },
-                     "The member that takes a snapshot now, or -1.")
-        .def("forget", &Gate::forget, "member"_a,
-             "A member died: count it out, and open the gate if it had closed it.");
-    m.def("hogwild_add", &py_add, "model"_a, "values"_a, "scale"_a = 1.0, "how"_a = "atomic",
-          "lock"_a.none() = nb::none(), "gate"_a.none() = nb::none(),
-          "timeout_us"_a = kTimeoutUs, "model += scale * values, component by component.");
+                     "The member that takes a snapshot now, or -1.");
+    m.def("hogwild_add", &py_add, "model"_a, "values"_a, "scale"_a = 1.0,
+          "gate"_a.none() = nb::none(), "timeout_us"_a = kTimeoutUs,
+          "model += scale * values, component by component.");
     m.def("hogwild_add_at", &py_add_at, "model"_a, "indices"_a, "values"_a, "scale"_a = 1.0,
-          "how"_a = "atomic", "lock"_a.none() = nb::none(), "gate"_a.none() = nb::none(),
-          "timeout_us"_a = kTimeoutUs,
+          "gate"_a.none() = nb::none(), "timeout_us"_a = kTimeoutUs,
           "model[indices[k]] += scale * values[k]; an index that comes twice counts twice.");
     m.def("hogwild_add_rows", &py_add_rows, "model"_a, "indptr"_a, "indices"_a, "values"_a,
           "coefficients"_a, "how"_a = "atomic", "lock"_a.none() = nb::none(),

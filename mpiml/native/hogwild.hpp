@@ -99,17 +99,14 @@ public:
     bool enter(const Patience &patience) const;
     // Closes the gate and waits until nobody is inside; opens it again if somebody stays.
     bool close(const Patience &patience) const;
-    bool open() const;  // false: it was not closed by this member any more
-    void leave() const;  // nothing, if this member was declared dead meanwhile
+    void open() const;  // what this member has closed
+    void leave() const;
     void count(std::uint64_t adds) const;
 
     bool closed() const;
     int closed_by() const;  // -1: nobody
     std::vector<int> inside() const;
     std::uint64_t version() const;  // the sum of all adds
-    std::uint64_t adds(int member) const;
-    void forget(int member) const;  // it died: nobody waits for it any more
-    int size() const { return size_; }
 
 private:
     GateHead *head_;

@@ -126,11 +126,7 @@ bool GateWords::enter(const Patience &patience) const {
 }
 
 void GateWords::leave() const {
-    const Word inside(members_[index_].inside);
-    std::uint32_t now = inside.load(std::memory_order_relaxed);
-    while (now != 0 && !inside.compare_exchange_weak(now, now - 1, std::memory_order_release,
-                                                     std::memory_order_relaxed)) {
-    }
+    Word(members_[index_].inside).fetch_sub(1, std::memory_order_release);
 }
 
 bool GateWords::close(const Patience &patience) const {
@@ -154,11 +150,8 @@ bool GateWords::close(const Patience &patience) const {
     return true;
 }
 
-bool GateWords::open() const {
-    // Only one's own: it may have been opened for a member that was taken for dead.
-    auto own = static_cast<std::uint32_t>(index_) + 1;
-    return Word(head_->closed_by)
-        .compare_exchange_strong(own, 0, std::memory_order_release, std::memory_order_relaxed);
+void GateWords::open() const {
+    Word(head_->closed_by).store(0, std::memory_order_release);
 }
 
 void GateWords::count(std::uint64_t adds) const {
@@ -184,18 +177,8 @@ std::vector<int> GateWords::inside() const {
 std::uint64_t GateWords::version() const {
     std::uint64_t sum = 0;
     for (int i = 0; i < size_; ++i)
-        sum += adds(i);
+        sum += Count(members_[i].adds).load(std::memory_order_relaxed);
     return sum;
-}
-
-std::uint64_t GateWords::adds(int member) const {
-    return Count(members_[member].adds).load(std::memory_order_relaxed);
-}
-
-void GateWords::forget(int member) const {
-    Word(members_[member].inside).store(0);
-    auto its = static_cast<std::uint32_t>(member) + 1;
-    Word(head_->closed_by).compare_exchange_strong(its, 0);
 }
 
 }  // namespace mpiml::hogwild

@@ -17,13 +17,13 @@ namespace mpiml::hogwild {
 inline constexpr std::size_t kFarFrom = std::size_t{1} << 20;
 inline constexpr std::size_t kAhead = 16;
 
-// Row pointers, of either width.
-struct Starts {
+// Row pointers, or numbers of rows, of either width.
+struct Integers {
     const void *at;
     bool wide;
-    std::int64_t operator[](std::size_t row) const {
-        return wide ? static_cast<const std::int64_t *>(at)[row]
-                    : static_cast<const std::int32_t *>(at)[row];
+    std::int64_t operator[](std::size_t i) const {
+        return wide ? static_cast<const std::int64_t *>(at)[i]
+                    : static_cast<const std::int32_t *>(at)[i];
     }
 };
 
@@ -31,7 +31,7 @@ struct Starts {
 template <typename T, typename I> struct Block {
     T *model;
     std::size_t components;
-    Starts starts;
+    Integers starts;
     std::size_t rows;
     const I *indices;
     const T *values;
@@ -66,7 +66,7 @@ void check_indices(const I *indices, std::size_t begin, std::size_t end, std::si
            ", got " + std::to_string(indices[bad]) + " at position " + std::to_string(bad));
 }
 
-inline void check_starts(const Starts &starts, std::size_t rows, std::size_t nonzeros,
+inline void check_starts(const Integers &starts, std::size_t rows, std::size_t nonzeros,
                          const std::string &where) {
     std::int64_t least = 0;
     for (std::size_t row = 0; row <= rows; ++row) {
@@ -79,10 +79,10 @@ inline void check_starts(const Starts &starts, std::size_t rows, std::size_t non
     }
 }
 
-template <How how, typename T> void add_dense(T *model, const T *values, std::size_t n, T scale) {
+template <typename T> void add_dense(T *model, const T *values, std::size_t n, T scale) {
     for (std::size_t k = 0; k < n; ++k) {
         const T more = scale * values[k];
-        apply<how>(model[k], [more](T old) { return old + more; });
+        apply<How::atomic>(model[k], [more](T old) { return old + more; });
     }
 }
 
@@ -113,18 +113,13 @@ void add_rows(const Block<T, I> &b, const T *coefficients, Section &section) {
 template <typename T> struct Svm {
     const T *labels;   // of each row, 1 or -1
     const T *degrees;  // of each component: rows that touch it
-    const void *order;  // the rows to visit, or null for each once
-    bool wide_order;
+    Integers order;    // the rows to visit, or null for each once
     std::size_t visits;
     T rate;   // eta
     T decay;  // eta * mu
 
     std::size_t row(std::size_t visit) const {
-        if (order == nullptr)
-            return visit;
-        return static_cast<std::size_t>(wide_order
-                                            ? static_cast<const std::int64_t *>(order)[visit]
-                                            : static_cast<const std::int32_t *>(order)[visit]);
+        return order.at == nullptr ? visit : static_cast<std::size_t>(order[visit]);
     }
 };
 

@@ -85,12 +85,12 @@ using Counts = std::pair<std::size_t, std::size_t>;
 
 // `give(part, at, n)` brings part.pass to where it goes.
 template <typename T, typename Give>
-Counts sync(T *own, T *snapshot, const T *following, std::size_t begin, std::size_t end,
-            const Constants<T> &c, Give give) {
+Counts sync(T *own, T *snapshot, const T *following, std::size_t size, const Constants<T> &c,
+            Give give) {
     Part<T> part;
     std::size_t moved = 0;
-    for (std::size_t at = begin; at < end; at += kBlock) {
-        const std::size_t n = std::min(kBlock, end - at);
+    for (std::size_t at = 0; at < size; at += kBlock) {
+        const std::size_t n = std::min(kBlock, size - at);
         read(own + at, part.own, n);
         read(following + at, part.following, n);
         const std::size_t here = decide(part, snapshot + at, n, c);
@@ -98,7 +98,7 @@ Counts sync(T *own, T *snapshot, const T *following, std::size_t begin, std::siz
         give(part, at, n, here != 0);
         moved += here;
     }
-    return {moved, end - begin - moved};
+    return {moved, size - moved};
 }
 
 // Checks and keeps the arrays and numbers that both forms are given.
@@ -158,21 +158,14 @@ private:
 };
 
 Counts py_sync(nb::handle own, nb::handle snapshot, nb::handle following, double step,
-               double beta, double lam, double tolerance, std::int64_t begin,
-               std::int64_t end) {
+               double beta, double lam, double tolerance) {
     const Call call("ring_sync", own, snapshot, following, Access::write,
                     {step, beta, lam, tolerance});
-    const auto size = static_cast<std::int64_t>(call.own.size());
-    const std::int64_t stop = end == -1 ? size : end;
-    if (begin < 0 || stop < begin || stop > size)
-        refuse("ring_sync: begin, end: expected 0 <= begin <= end <= " + std::to_string(size) +
-               ", or end -1, got " + std::to_string(begin) + ", " + std::to_string(end));
     return call.perform([&](auto real) {
         using T = decltype(real);
         auto *next = call.following.as<T>();
         return sync(call.own.as<T>(), call.snapshot.as<T>(), static_cast<const T *>(next),
-                    static_cast<std::size_t>(begin), static_cast<std::size_t>(stop),
-                    constants<T>(call.numbers),
+                    call.own.size(), constants<T>(call.numbers),
                     [next](const Part<T> &part, std::size_t at, std::size_t n, bool any) {
                         if (any)
                             add(next + at, part.pass, n);
@@ -193,7 +186,7 @@ Counts py_prepare(nb::handle own, nb::handle snapshot, nb::handle following_copy
         using T = decltype(real);
         auto *to = out.as<T>();
         return sync(call.own.as<T>(), call.snapshot.as<T>(), call.following.as<const T>(),
-                    std::size_t{0}, call.own.size(), constants<T>(call.numbers),
+                    call.own.size(), constants<T>(call.numbers),
                     [to](const Part<T> &part, std::size_t at, std::size_t n, bool) {
                         std::copy_n(part.pass, n, to + at);
                     });
@@ -207,6 +200,6 @@ void bind_ring(nb::module_ &m) {
           "beta"_a, "lam"_a, "tolerance"_a, "out_delta"_a,
           "`ring_sync` where the following model is elsewhere: out_delta is what to add to it.");
     m.def("ring_sync", &py_sync, "own"_a, "snapshot"_a, "following"_a, "step"_a, "beta"_a,
-          "lam"_a, "tolerance"_a, "begin"_a = 0, "end"_a = -1,
+          "lam"_a, "tolerance"_a,
           "HogWild++ with the token: components (passed on, averaged one-sidedly).");
 }

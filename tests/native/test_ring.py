@@ -66,19 +66,6 @@ def test_models_that_agree_stay_to_the_bit(dtype):
     assert models.tobytes() == np.stack([model] * 3).tobytes()
 
 
-def test_only_the_part_that_is_asked_for():
-    models = np.random.default_rng(3).standard_normal((3, 700))
-    whole, parts = models.copy(), models.copy()
-    seen = ring_sync(*whole, 1.0, BETA, LAM, 0.5)
-    first = ring_sync(*parts, 1.0, BETA, LAM, 0.5, 0, 300)
-    np.testing.assert_array_equal(parts[:, 300:], models[:, 300:])
-    middle = ring_sync(*parts, 1.0, BETA, LAM, 0.5, begin=300, end=300)
-    assert middle == (0, 0)
-    last = ring_sync(*parts, 1.0, BETA, LAM, 0.5, begin=300)
-    assert parts.tobytes() == whole.tobytes()
-    assert seen == tuple(map(sum, zip(first, last, strict=True)))
-
-
 def test_not_a_number_is_averaged_and_not_passed_on():
     nan = np.nan
     own, snapshot, following = np.array([nan, 1.0, 1.0]), np.ones(3), np.array([5.0, nan, 3.0])
@@ -227,14 +214,6 @@ def test_bad_arguments(change, text, split):
     with pytest.raises(ValueError, match=f"^{function.__name__}: {text}"):
         function(**given)
     assert all((model == 1).all() for model in models.values())
-
-
-@pytest.mark.parametrize(
-    ("begin", "end"), [(-1, 2), (2, 1), (0, 4), (4, -1), (0, -2), (-(2**63), 2**63 - 1)]
-)
-def test_bad_parts(begin, end):
-    with pytest.raises(ValueError, match=r"begin, end: expected 0 <= begin <= end <= 3, or"):
-        ring_sync(*np.zeros((3, 3)), **NUMBERS, begin=begin, end=end)
 
 
 def test_models_must_be_different_memory():
