@@ -111,11 +111,9 @@ class Elastic(Drawn):
 
     def _exchange(self, plan: _Plan) -> list[Any]:
         """Move the center; return how far it draws the parameters. Collective."""
-        if not self._pulls:  # memory that is not asked for anew in each step
-            self._pulls = [center.copy() for center in self._center]
+        if not self._total:
             self._total = [center.copy() for center in self._center]
-        parts = zip(self._positions(), self._center, self._pulls, strict=True)
-        pulls = [difference(x, center, plan.alpha, out=pull) for x, center, pull in parts]
+        pulls = self._drawn(self._center, plan.alpha)
         total = self._replica.reduced(None, pulls, "sum", plan.name, out=self._total)
         self._reductions += 1
         self._since = 0
@@ -126,7 +124,7 @@ class Elastic(Drawn):
     def close(self) -> None:
         """Let go of the state; parameters and center stay. Local: call it on every member."""
         super().close()
-        self._pulls, self._total = [], []
+        self._total = []
 
     # -- checkpoints ---------------------------------------------------------------------------
 

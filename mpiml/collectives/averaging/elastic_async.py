@@ -17,10 +17,9 @@ import numpy as np
 
 from mpiml.arrays import namespace
 from mpiml.collectives.averaging.force import Drawn
-from mpiml.collectives.averaging.replica import difference, put
+from mpiml.collectives.averaging.replica import put
 from mpiml.collectives.onesided.shared_model import SharedModel
 from mpiml.collectives.trees import host_array
-from mpiml.libraries import family
 from mpiml.optim import Optimizer
 
 __all__ = ["AsyncElastic"]
@@ -178,10 +177,7 @@ class AsyncElastic(Drawn):
         else:
             model.flush()  # so that no more than one exchange of a member is on its way
             model.pull()
-        if not self._pulls:  # memory that is not asked for anew each time
-            self._pulls = [namespace(a).empty_like(a) for a in self._replica.leaves]
-        parts = zip(self._positions(), model.tree, self._pulls, strict=True)
-        pulls = [difference(x, _beside(x, center), plan, out=d) for x, center, d in parts]
+        pulls = self._drawn(model.tree, plan)
         model.add([host_array(pull) for pull in pulls])
         self._exchanges += 1
         self._since = 0
@@ -215,23 +211,20 @@ class AsyncElastic(Drawn):
         self._model.barrier()
         self._looked()
         self._model.close()
-        self._let_go()
+        super().close()
 
     def __exit__(self, *exception: object) -> None:
         if exception[0] is None:
             self.close()
         else:  # the others may never come
             self._model.__exit__(*exception)
-            self._let_go()
-
-    def _let_go(self) -> None:
-        super().close()
-        self._pulls = []
+            super().close()
 
     # -- checkpoints ---------------------------------------------------------------------------
 
     def _trees(self) -> dict[str, list[Any]]:
-        return {**super()._trees(), "center": self._looked()}
+        # an old look will do where only the names are asked for, or memory to load into
+        return {**super()._trees(), "center": self._kept or self._looked()}
 
     def _said(self, state: Mapping[str, Any], found: Mapping[str, list[Any]]) -> str:
         """Return what members compare of a state: they need not be in the same step."""
@@ -243,6 +236,7 @@ class AsyncElastic(Drawn):
         Local: each member keeps its own, with the center as it is now. For checkpoints of one
         moment let all members `finish` before.
         """
+        self._looked()
         return super().state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -280,8 +274,3 @@ class AsyncElastic(Drawn):
             "bytes": 2 * self._exchanges * self._replica.nbytes,
             **{name: model[name] for name in ("hosts", "way", "staleness") if name in model},
         }
-
-
-def _beside(x: Any, center: Any) -> Any:
-    """Return the center in the memory in which x is."""
-    return center if family(type(x)) is None else namespace(x).asarray(center)

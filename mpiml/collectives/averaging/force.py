@@ -12,11 +12,12 @@ often does not narrow it without momentum; with momentum that has not been tried
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mpiml.arrays import namespace
 from mpiml.collectives.averaging.periodic import Periodic, Step
-from mpiml.collectives.averaging.replica import scaled
+from mpiml.collectives.averaging.replica import beside, difference, scaled
 from mpiml.errors import UsageError
 from mpiml.optim import SGD, Momentum, Optimizer
 
@@ -145,9 +146,22 @@ class Drawn(Periodic):
     def _exchange(self, plan: Any) -> list[Any]:
         """Move the center; return how far it draws the parameters."""
 
+    def _drawn(self, center: Sequence[Any], alpha: float) -> list[Any]:
+        """Return ``alpha * (x - center)`` for each array, until the next call."""
+        if not self._pulls:  # memory that is not asked for anew in each exchange
+            leaves = self._replica.leaves
+            self._pulls = [namespace(leaf).empty_like(leaf, order="C") for leaf in leaves]
+        parts = zip(self._positions(), center, self._pulls, strict=True)
+        return [difference(x, beside(x, c), alpha, out=pull) for x, c, pull in parts]
+
     def _pull(self, pulls: list[Any]) -> None:
         for leaf, pull in zip(self._replica.leaves, pulls, strict=True):
             leaf -= pull
+
+    def close(self) -> None:
+        """Let go of the state; parameters and center stay. Local: call it on every member."""
+        super().close()
+        self._pulls = []
 
     # -- checkpoints ---------------------------------------------------------------------------
 

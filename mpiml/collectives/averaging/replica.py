@@ -18,7 +18,7 @@ from mpiml.errors import UsageError
 from mpiml.libraries import family
 from mpiml.optim_step import check_parameter
 
-__all__ = ["Replica", "difference", "meeting_of", "put", "scaled", "team_for"]
+__all__ = ["Replica", "beside", "difference", "meeting_of", "put", "scaled", "team_for"]
 
 
 class Replica:
@@ -211,8 +211,12 @@ def scaled(a: Any, factor: float) -> Any:
     return xp.multiply(a, factor, out=xp.empty_like(a))
 
 
+def beside(x: Any, array: Any) -> Any:
+    """Return an array in the memory that x is in; what is there already is not copied. Local."""
+    return host_array(array) if family(type(x)) is None else namespace(x).asarray(array)
+
+
 def put(targets: Sequence[Any], sources: Sequence[Any]) -> None:
     """Copy arrays, in host memory or not, into others of the same shapes. Local."""
     for target, source in zip(targets, sources, strict=True):
-        near = family(type(target)) is None
-        target[...] = host_array(source) if near else namespace(target).asarray(source)
+        target[...] = beside(target, source)

@@ -340,6 +340,19 @@ def test_members_load_states_of_different_steps_and_the_center_of_member_0():
     together(2, body)
 
 
+def test_a_checkpoint_has_the_center_as_it_is_now():
+    def body(team):
+        with AsyncElastic(np.zeros(2), optim.SGD(0.1), alpha=0.1, comm=team) as model:
+            seen = []
+            for _ in range(3):
+                model.step(np.ones(2))
+                seen.append(model.state_dict()["arrays"]["center"].tolist())
+                assert seen[-1] == model.center.tolist()
+            assert len({tuple(center) for center in seen}) == 3
+
+    together(1, body)
+
+
 def test_what_is_closed_says_so():
     def body(team):
         model = AsyncElastic(np.ones(2), optim.SGD(0.1), comm=team)
