@@ -101,15 +101,16 @@ class Leaves:
 
     def __init__(self, x: Any, out: Any, where: str) -> None:
         self._back: list[Callable[[Any], Any]] | None = None  # None: results are as they are
+        taken: Any = None  # apart
         if type(x) is np.ndarray:
             key: Any = (x.dtype, x.shape)
             layout = _layouts.get(key)
             if layout is None:
-                found, _, paths = flatten(x, where)  # checks it
+                taken = found, _, paths = flatten(x, where)  # checks it
                 layout = _layout_of(key, found, paths, where)
             self._host: list[Any] = [x if x.flags.c_contiguous else np.asarray(x, order="C")]
         else:
-            found, self._treedef, paths = flatten(x, where)
+            taken = found, self._treedef, paths = flatten(x, where)
             parts = tuple([(type(leaf), leaf.dtype, leaf.shape) for leaf in found])
             layout = _layout_of((self._treedef, parts), found, paths, where)
             both = [to_numpy(*one, where) for one in zip(found, layout.specs, strict=True)]
@@ -121,7 +122,7 @@ class Leaves:
         if out is not None:
             plain = self._back is None and type(out) is np.ndarray and out.flags.writeable
             fits = plain and out.dtype == x.dtype and out.shape == x.shape
-            self._outs = [out] if fits else _targets(out, x, where)
+            self._outs = [out] if fits else _targets(out, taken or flatten(x, where), where)
 
     def copy_to(self, memory: Any) -> None:
         """Write the arrays into a block of `nbytes` bytes."""
@@ -203,10 +204,10 @@ class Leaves:
         return [memory.view(self.layout.dtype).reshape(self._one.shape)]
 
 
-def _targets(out: Any, x: Any, where: str) -> list[Any]:
-    """Return the arrays of `out`, checked against those of `x`."""
+def _targets(out: Any, taken: Any, where: str) -> list[Any]:
+    """Return the arrays of `out`, checked against what `flatten` has returned of `x`."""
     targets, structure, paths = flatten(out, f"{where}: out")
-    leaves, expected, _ = flatten(x, where)
+    leaves, expected, _ = taken
     if structure != expected:
         raise UsageError(f"{where}: out: expected a tree like x, {unlike(expected, structure)}")
     for target, leaf, path in zip(targets, leaves, paths, strict=True):

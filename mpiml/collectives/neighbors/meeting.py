@@ -17,7 +17,6 @@ from mpiml.collectives.mail import Receiving, mail_of
 from mpiml.collectives.messages import Waiting
 from mpiml.collectives.neighbors.combining import weighted_sum
 from mpiml.collectives.neighbors.snapshots import Snapshots
-from mpiml.collectives.ops import numpy_dtype
 from mpiml.collectives.over import OVER, THREADED
 from mpiml.collectives.regions import Regions, specs_of
 from mpiml.collectives.team import Team
@@ -41,6 +40,8 @@ class Shared:
         The numbers, those of one dtype together. (n,) each.
     leaves : list of ndarray
         The same as arrays like the parameters.
+    parts : function
+        Returns what `flat` is, of another block of that layout.
     lock : threading.Lock
         Held while it is changed, never while somebody is waited for.
     meetings : int
@@ -51,19 +52,12 @@ class Shared:
         regions = Regions(specs_of(params, paths))
         self.memory = np.zeros(regions.nbytes, np.uint8)
         self.leaves = regions.views(self.memory)
-        self._regions = regions.regions
+        self.parts = regions.flat
         self.flat = self.parts(self.memory)
         self.lock = threading.Lock()
         self.meetings = 0
         for x, leaf in zip(self.leaves, params, strict=True):
             x[...] = host_array(leaf)
-
-    def parts(self, memory: Any) -> list[Any]:
-        """Return the numbers of another block of that layout."""
-        return [
-            memory[r.offset : r.offset + r.nbytes].view(numpy_dtype(r.dtype_name))
-            for r in self._regions
-        ]
 
 
 class _Thread:
