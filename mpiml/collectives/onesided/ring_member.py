@@ -5,10 +5,11 @@ that waits for others, or has ended, steps aside: meanwhile the agent's thread g
 on as it comes, and the turn is left out.
 """
 
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from mpiml.collectives.onesided.agent import Agent
 from mpiml.collectives.onesided.ring_meeting import Meeting
+from mpiml.collectives.onesided.ring_places import StepSize
 from mpiml.collectives.onesided.ring_rule import Due, RingRule, Turns, weights
 from mpiml.collectives.onesided.ring_token import Carrier, Token
 from mpiml.errors import ServiceGoneError
@@ -45,18 +46,21 @@ class RingMember:
         Brings the models together.
     agent : Agent
         Gives the token on while the member is aside.
-
-    Attributes
-    ----------
-    step : float
-        What deltas are multiplied by.
+    step : StepSize
+        What deltas are multiplied by: the model's.
     """
 
     def __init__(
-        self, rule: RingRule, member: int, carrier: Carrier, meeting: Meeting, agent: Agent
+        self,
+        rule: RingRule,
+        member: int,
+        carrier: Carrier,
+        meeting: Meeting,
+        agent: Agent,
+        step: StepSize,
     ) -> None:
-        self.step = 1.0
         self._rule = rule
+        self._step = step
         self._member = member
         self._turns = Turns(rule, member)
         self._carrier = carrier
@@ -121,7 +125,7 @@ class RingMember:
         assert self._token is not None
         rule = self._rule
         beta, lam = weights(rule.living(self._token.absent))
-        moved, kept = self._meeting.finish(self.step, beta, lam, rule.tolerance)
+        moved, kept = self._meeting.finish(self._step.now, beta, lam, rule.tolerance)
         self._moved += moved
         self._kept += kept
         self._turns.synced()
@@ -230,6 +234,6 @@ class RingMember:
 
     def statistics(self) -> RingDone:
         """Return what there was."""
-        done: Any = self._turns.statistics()
+        done = self._turns.statistics()
         late = done.late + (self._pending if self._turns.due is Due.LOOK else 0)
         return RingDone(done.syncs, self._moved, self._kept, late, self._left_out)

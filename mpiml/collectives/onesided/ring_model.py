@@ -16,7 +16,7 @@ from mpiml.collectives.onesided.model import Model
 from mpiml.collectives.onesided.records import ASSIGN
 from mpiml.collectives.onesided.ring_meeting import Meeting
 from mpiml.collectives.onesided.ring_member import RingMember
-from mpiml.collectives.onesided.ring_places import check_step, clusters_of, groups_of, wrong
+from mpiml.collectives.onesided.ring_places import StepSize, clusters_of, groups_of, wrong
 from mpiml.collectives.onesided.ring_rule import RingRule
 from mpiml.collectives.onesided.ring_token import WORDS, Carrier
 
@@ -137,6 +137,7 @@ class RingModel(Model):
             len(clusters), [len(found) for found in clusters],
             delay=delay, tolerance=tolerance, decay=decay,
         )  # fmt: skip
+        self._step = StepSize(self.rule, step)
         own = team.index
         self.cluster = next(i for i, found in enumerate(clusters) if own in found)
         meeting = Meeting(memory, remote, layout, [found[0] for found in clusters], where)
@@ -147,11 +148,12 @@ class RingModel(Model):
             channel = mail_of(team).open("the token of a RingModel")
             members = [member for found in clusters for member in found]
             carrier = Carrier(self.rule, members, memory.team, channel, words)
-            ring = RingMember(self.rule, members.index(own), carrier, meeting, agent_of(team))
+            ring = RingMember(
+                self.rule, members.index(own), carrier, meeting, agent_of(team), self._step
+            )
         super().__init__(memory, layout, remote, name)
         self._meeting = meeting
         self._ring = ring
-        self.step = step
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -237,26 +239,19 @@ class RingModel(Model):
     @property
     def step(self) -> float:
         """The step size now: deltas are multiplied by it."""
-        return self._step
+        return self._step.now
 
     @step.setter
     def step(self, value: float) -> None:
-        check_step(value)
-        self._step = self._first = float(value)
-        self._epoch = 0
-        if self._ring is not None:
-            self._ring.step = self._step
+        self._step.set(value)
 
     def end_epoch(self) -> float:
         """Let the step size shrink, as at the end of an epoch, and return it. Local.
 
         By ``decay ** (1 / clusters)``; epochs count from when it was set last.
         """
-        self._epoch += 1
-        self._step = self.rule.step(self._first, self._epoch)
-        if self._ring is not None:
-            self._ring.step = self._step
-        return self._step
+        self._step.end_epoch()
+        return self._step.now
 
     def done(self) -> None:
         """Have no turns any more: this member adds nothing, or nothing that is to be passed on.

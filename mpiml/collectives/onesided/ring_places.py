@@ -1,13 +1,53 @@
-"""Which members make a cluster of a ring, and what is wrong with the ring's arguments. Pure."""
+"""Which members make a cluster of a ring, its step size, and what is wrong with both. Pure."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
-from mpiml.collectives.onesided.ring_rule import RingRule
+from mpiml.collectives.onesided.ring_rule import RingRule, real
 from mpiml.errors import UsageError
 from mpiml.topology.checks import number
 
-__all__ = ["check_step", "clusters_of", "groups_of", "wrong"]
+__all__ = ["StepSize", "clusters_of", "groups_of", "wrong"]
+
+
+class StepSize:
+    """What deltas are multiplied by now, which shrinks with each epoch.
+
+    Parameters
+    ----------
+    rule : RingRule
+        Says how much.
+    first : float
+        That of the first epoch.
+
+    Attributes
+    ----------
+    now : float
+        The step size.
+
+    Raises
+    ------
+    UsageError
+        `first` is not above 0, or not finite.
+    """
+
+    def __init__(self, rule: RingRule, first: Any) -> None:
+        self._rule = rule
+        self.set(first)
+
+    def set(self, first: Any) -> None:
+        """Begin anew with an epoch of this step size."""
+        expected = "a number above 0, finite"
+        self.now = self._first = real(
+            first, "RingModel: step", expected, lambda x: 0 < x < math.inf
+        )
+        self._epoch = 0
+
+    def end_epoch(self) -> None:
+        """Go on to the next epoch."""
+        self._epoch += 1
+        self.now = self._rule.step(self._first, self._epoch)
 
 
 def groups_of(hosts: Sequence[int], cluster_size: int | None) -> list[int]:
@@ -43,21 +83,8 @@ def wrong(
     try:
         if cluster_size is not None:
             number(cluster_size, 1, None, "RingModel", "cluster_size")
-        check_step(step)
-        RingRule(1, 1, delay=delay, tolerance=tolerance, decay=decay)
+        rule = RingRule(1, 1, delay=delay, tolerance=tolerance, decay=decay)
+        StepSize(rule, step)
     except UsageError as error:
         return UsageError(str(error).replace("RingRule", "RingModel", 1))
     return None
-
-
-def check_step(step: Any) -> None:
-    """Raise the error for what is no step size."""
-    try:
-        fine = 0 < float(step) < float("inf")
-    except (TypeError, ValueError):
-        fine = False
-    if not fine:
-        raise UsageError(
-            f"RingModel: step: expected a number above 0, finite, got {step!r}: deltas that "
-            "clusters pass on are multiplied by it"
-        )

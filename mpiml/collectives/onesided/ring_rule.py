@@ -11,14 +11,14 @@ Stochastic Gradient Descent", ICDM 2016, and the authors' code, whose constants 
 
 import functools
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
 from mpiml.errors import UsageError
 from mpiml.topology.checks import number
 
-__all__ = ["Due", "RingRule", "Turns", "TurnsDone", "weights"]
+__all__ = ["Due", "RingRule", "Turns", "TurnsDone", "real", "weights"]
 
 _FIRST = 8  # the first wait for the token, in delays
 
@@ -88,13 +88,11 @@ class RingRule:
         if delay is None:
             delay = 64 if n <= 4 else 16 if n <= 10 else 4
         self.delay = number(delay, 1, None, "RingRule", "delay")
-        self.tolerance, self.decay = _real(tolerance), _real(decay)
-        if not 0 <= self.tolerance < math.inf:
-            raise UsageError(
-                f"RingRule: tolerance: expected 0 or more, finite, got {tolerance!r}"
-            )
-        if not 0 < self.decay <= 1:
-            raise UsageError(f"RingRule: decay: expected above 0, at most 1, got {decay!r}")
+        where = "RingRule: tolerance"
+        self.tolerance = real(
+            tolerance, where, "0 or more, finite", lambda x: 0 <= x < math.inf
+        )
+        self.decay = real(decay, "RingRule: decay", "above 0, at most 1", lambda x: 0 < x <= 1)
         self.beta, self.lam = weights(n)
         rounds = range(max(self.members))
         self._slots = [(c, m) for m in rounds for c in range(n) if m < self.members[c]]
@@ -206,7 +204,6 @@ class Due(Enum):
 class TurnsDone(NamedTuple):
     """What one member has done so far."""
 
-    updates: int  #: of its own
     syncs: int  #: turns it had
     late: int  #: updates that it made while it looked for the token
 
@@ -249,7 +246,7 @@ class Turns:
         self.token = rule.token(self.member)  #: the one that is its turn
         self._holds = False
         self._left = rule.first_wait  # own updates until something is due
-        self._updates = self._syncs = self._late = 0
+        self._syncs = self._late = 0
 
     def __repr__(self) -> str:
         return f"Turns({self.rule!r}, {self.member})"
@@ -282,7 +279,6 @@ class Turns:
         updates = number(updates, 0, None, f"{self!r}.count", "updates")
         if self.due is Due.LOOK:  # it was, and the token had not come
             self._late += updates
-        self._updates += updates
         self._left = max(0, self._left - updates)
         return self.due
 
@@ -326,8 +322,8 @@ class Turns:
         return self.rule.after(self.token, absent)
 
     def statistics(self) -> TurnsDone:
-        """Return how many updates and syncs there were, and updates while the token was late."""
-        return TurnsDone(self._updates, self._syncs, self._late)
+        """Return how many turns there were, and updates while the token was late."""
+        return TurnsDone(self._syncs, self._late)
 
 
 @functools.cache
@@ -348,12 +344,21 @@ def _root(n: int) -> float:
     return low
 
 
-def _real(value: Any) -> float:
-    """Return a number as a float, anything else as one that is out of every range."""
+def real(value: Any, where: str, expected: str, fine: Callable[[float], bool]) -> float:
+    """Return a number as a float, if it is `fine`, which NaN must not be.
+
+    Raises
+    ------
+    UsageError
+        It is none, or not as `expected`; begins with `where`.
+    """
     try:
-        return float(value)
+        found = float(value)
     except (TypeError, ValueError):
-        return math.nan
+        found = math.nan
+    if not fine(found):
+        raise UsageError(f"{where}: expected {expected}, got {value!r}")
+    return found
 
 
 def _members(members: int | Sequence[int], clusters: int) -> tuple[int, ...]:

@@ -48,7 +48,7 @@ def test_one_cluster_never_syncs():
     assert {turns.count(1000) for _ in range(20)} == {NOTHING}
     with pytest.raises(UsageError, match="one cluster alone has no turns"):
         turns.synced()
-    assert turns.statistics() == (20_000, 0, 0)
+    assert turns.statistics() == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_a_member_waits_looks_syncs_waits_and_passes():
     turns.synced()
     assert turns.passed(absent={0, 1}) == 1  # earlier than due: it ends
     assert turns.count(8) is NOTHING
-    assert turns.statistics() == (24 + 5 + 4 + 9 + 10 + 8, 2, 15)
+    assert turns.statistics() == (2, 15)
 
 
 def test_calls_out_of_order():
@@ -217,7 +217,7 @@ def test_calls_out_of_order():
     with pytest.raises(UsageError, match=where + r"\.count: expected updates >= 0, got -1"):
         turns.count(-1)
     assert turns.holds
-    assert turns.statistics() == (8, 1, 0)
+    assert turns.statistics() == (1, 0)
 
 
 @given(
