@@ -13,14 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
-from mpiml.collectives.labels import REFUSED, Label
+from mpiml.collectives.labels import Label
 from mpiml.collectives.mail import INLINE, Parcel, Receiving, mail_of
 from mpiml.collectives.neighbors.edges import Edges
 from mpiml.collectives.neighbors.leaves import Leaves
 from mpiml.collectives.neighbors.snapshots import Snapshot, Snapshots
-from mpiml.collectives.neighbors.wording import mismatch, refusal
+from mpiml.collectives.neighbors.wording import mismatch, refusal, refused
 from mpiml.collectives.team import Team
-from mpiml.errors import MpimlError
 
 __all__ = ["AHEAD", "Block", "Exchange", "exchange_of"]
 
@@ -111,7 +110,7 @@ class Exchange:
         try:
             self._wait_for_credit(edges.sends, label)
         except Exception as error:
-            self._say_no(edges, error, label.head.partition("(")[0])
+            self._say_no(edges, refused(label.head.partition("(")[0], error))
             raise
         snapshot = self._send(edges, leaves, label) if edges.sends else None
         try:
@@ -127,18 +126,16 @@ class Exchange:
             if snapshot is not None:
                 self._snapshots.let_fly(snapshot)
 
-    def refuse(self, edges: Edges, error: Exception, where: str) -> None:
-        """Tell those who wait for this member's block that none will come.
+    def refuse(self, edges: Edges, label: Label) -> None:
+        """Tell those who wait for this member's block that none will come; `label` says why.
 
         Local, but counts as a call.
         """
         self._calls += 1
         self._failed.append(self._calls)
-        self._say_no(edges, error, where)
+        self._say_no(edges, label)
 
-    def _say_no(self, edges: Edges, error: Exception, where: str) -> None:
-        kind = "" if isinstance(error, MpimlError) else f"{type(error).__name__}: "
-        label = Label(" ".join(f"{where}{REFUSED}{kind}{error}".split()))
+    def _say_no(self, edges: Edges, label: Label) -> None:
         head = _HEAD.pack(self._calls, label.hash, _NO, 1.0) + label.text().encode()[:_TEXT]
         for to in edges.sends:
             self._data.send(to, head)

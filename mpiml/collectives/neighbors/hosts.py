@@ -14,7 +14,7 @@ from mpiml.collectives.members import team_of
 from mpiml.collectives.neighbors.edges import Edges, edges_of, topology_at
 from mpiml.collectives.neighbors.exchange import exchange_of
 from mpiml.collectives.neighbors.leaves import Leaves
-from mpiml.collectives.neighbors.reducing import mixed
+from mpiml.collectives.neighbors.reducing import meeting_of, mixed
 from mpiml.collectives.room import Room
 from mpiml.collectives.team import Hooks, Team
 from mpiml.config import Config
@@ -90,8 +90,7 @@ def hierarchical_neighbor_allreduce(
             if edges is None:
                 home.exchange.skip()  # whom to tell outside of the host is not known
             else:
-                with suppress(UsageError, ServiceGoneError):
-                    team.run(home.exchange.refuse, label, edges, error, _WHERE)
+                refuse(team, _WHERE, error, meeting_of(home.exchange, edges))
             raise error
         try:
             found = mixed(team, home.exchange, edges, mean, out, name, _WHERE)

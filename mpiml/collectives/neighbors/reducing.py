@@ -1,10 +1,10 @@
 """`neighbor_allreduce`, and what averages between hosts share with it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
+from mpiml.collectives.alike import refuse
 from mpiml.collectives.labels import Label
 from mpiml.collectives.members import team_of
 from mpiml.collectives.neighbors.combining import weighted_sum
@@ -12,9 +12,9 @@ from mpiml.collectives.neighbors.edges import Edges, call_edges, edges_of, topol
 from mpiml.collectives.neighbors.exchange import Block, Exchange, exchange_of
 from mpiml.collectives.neighbors.leaves import Leaves
 from mpiml.collectives.team import Team
-from mpiml.errors import ServiceGoneError, UsageError
+from mpiml.errors import UsageError
 
-__all__ = ["guarded", "mixed", "neighbor_allreduce", "static_edges"]
+__all__ = ["meeting_of", "mixed", "neighbor_allreduce", "static_edges"]
 
 _WHERE = "neighbor_allreduce"
 _PLANS = 256  # topologies whose edges a team keeps
@@ -109,7 +109,7 @@ def mixed(
     try:
         leaves, label = _prepared(edges, x, out, name, where)
     except Exception as error:
-        _refuse(team, exchange, edges, where, error)
+        refuse(team, where, error, meeting_of(exchange, edges))
         raise
     result = leaves.result()
 
@@ -137,20 +137,21 @@ def _prepared(
     return leaves, label
 
 
-def guarded(
-    team: Team, exchange: Exchange, edges: Edges, where: str, work: Callable[[], Any]
-) -> Any:
-    """Do this member's part of a call; where it cannot, let its targets hear of it, and raise."""
-    try:
-        return work()
-    except Exception as error:
-        _refuse(team, exchange, edges, where, error)
-        raise
+class _Meeting(NamedTuple):
+    """One call of a member, where its targets wait for it."""
+
+    exchange: Exchange
+    edges: Edges
+
+    def refuse(self, label: Label) -> None:
+        """Tell them that nothing will come."""
+        self.exchange.refuse(self.edges, label)
 
 
-def _refuse(team: Team, exchange: Exchange, edges: Edges, where: str, error: Exception) -> None:
-    with suppress(UsageError, ServiceGoneError):
-        team.run(exchange.refuse, Label(where), edges, error, where)
+def meeting_of(exchange: Exchange, edges: Edges) -> Callable[[Label], _Meeting]:
+    """Return what `mpiml.collectives.alike.refuse` needs, so that targets hear of it. Local."""
+    meeting = _Meeting(exchange, edges)
+    return lambda _: meeting
 
 
 def _combine(

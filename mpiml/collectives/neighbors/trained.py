@@ -2,12 +2,13 @@
 
 from typing import Any, ClassVar
 
+from mpiml.collectives.alike import guarded
 from mpiml.collectives.averaging.periodic import Periodic, Step
 from mpiml.collectives.averaging.replica import put
 from mpiml.collectives.labels import Label
 from mpiml.collectives.neighbors.edges import Edges
 from mpiml.collectives.neighbors.exchange import exchange_of
-from mpiml.collectives.neighbors.reducing import guarded, mixed, static_edges
+from mpiml.collectives.neighbors.reducing import meeting_of, mixed, static_edges
 from mpiml.errors import UsageError
 from mpiml.optim import Optimizer
 from mpiml.topology import Schedule
@@ -102,7 +103,8 @@ class Neighbourly(Periodic):
         where = f"{self.where}.step"
         team, edges = self._team, self._edges()
         with team.round(Label(where, name=self._name)):
-            step = guarded(team, self._exchange, edges, where, lambda: self._ready(grads))
+            meeting = meeting_of(self._exchange, edges)
+            step = guarded(team, where, lambda: self._ready(grads), meeting)
             self._advance(step)
 
     def _edges(self) -> Edges:
