@@ -7,7 +7,6 @@ import numpy as np
 from mpiml._native import hogwild_add, hogwild_add_at, hogwild_add_rows
 from mpiml.collectives.onesided.layout import (
     Layout,
-    flat_indices,
     leaves_like,
     values_for,
 )
@@ -93,20 +92,6 @@ class Adder:
     def leaves_of(self, tree: Any, where: str) -> "list[np.ndarray[Any, Any]]":
         """Return the leaves of a tree like the block's: see `leaves_like`."""
         return leaves_like(tree, self.layout.treedef, self.block.views, where)
-
-    def at(
-        self, number: int, indices: Any, values: Any, where: str
-    ) -> "tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]":
-        """Return flat positions in a leaf, and a value for each.
-
-        Raises
-        ------
-        UsageError
-            They do not fit the leaf, or each other.
-        """
-        view = self.block.views[number]
-        positions, shape = flat_indices(indices, view.shape, where)
-        return positions, values_for(values, view.dtype, shape, f"{where}: values").reshape(-1)
 
     def rows(self, number: int, rows: Any, coefficients: Any, where: str) -> Rows:
         """Return the rows of a CSR block as arrays that the kernel takes.

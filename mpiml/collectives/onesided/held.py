@@ -1,16 +1,20 @@
 """What models and windows have in common: their members, their end."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
 
+import numpy as np
+
 from mpiml.collectives.labels import Label
-from mpiml.collectives.onesided.layout import Layout
+from mpiml.collectives.members import team_of
+from mpiml.collectives.onesided.layout import Layout, agreed_layout
 from mpiml.collectives.onesided.memory import HostMemory, host_memory
 from mpiml.collectives.onesided.remote import Remote
 from mpiml.collectives.team import Team
+from mpiml.collectives.trees import unflatten
 from mpiml.errors import ServiceGoneError
 
-__all__ = ["Held", "open_memory"]
+__all__ = ["Held", "open_alike", "open_memory"]
 
 
 def open_memory(
@@ -34,6 +38,25 @@ def open_memory(
         return memory, Remote(team, memory, title, label) if apart else None
 
 
+def open_alike(
+    title: str,
+    comm: Any,
+    like: Any,
+    groups: Callable[[Team], Sequence[int]],
+    fallback: bool,
+    name: str | None,
+) -> tuple[HostMemory, Layout, Remote | None]:
+    """Agree on the arrays, then open memory for them. Collective over the members.
+
+    `groups` tells what those of the members are for `host_memory`; the rest is as the user says
+    it.
+    """
+    team = team_of(comm, title)
+    layout, label = agreed_layout(team, title, like, f"fallback={fallback}", name)
+    memory, remote = open_memory(title, team, layout, groups(team), fallback, label)
+    return memory, layout, remote
+
+
 class Held:
     """Memory that members hold together until they close it.
 
@@ -53,6 +76,7 @@ class Held:
 
     title: ClassVar[str] = ""  #: the class, in messages
     what: ClassVar[str] = "model"
+    tree: Any  #: the arrays
 
     def __init__(
         self, team: Team, layout: Layout, remote: Remote | None, name: str | None
@@ -62,6 +86,9 @@ class Held:
         self._remote = remote
         self._name = name
         self._closed = False
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.tree[key]
 
     @property
     def index(self) -> int:
@@ -127,6 +154,13 @@ class Held:
         from mpi4py import MPI
 
         return MPI.Is_finalized()
+
+    def _copied(self, copy: Callable[[Any], Any]) -> tuple[Any, Any]:
+        """Return new arrays, whose memory `copy` has filled, and what that returned."""
+        regions = self._layout.regions
+        out = np.empty(regions.nbytes, np.uint8)
+        told = copy(out.data)
+        return unflatten(self._layout.treedef, regions.views(out)), told
 
     def _abandon(self) -> None:
         """Close it without the others: they may never come. Local."""

@@ -21,6 +21,7 @@ from mpiml.errors import UsageError
 __all__ = [
     "Layout",
     "agreed_layout",
+    "elements_of",
     "flat_indices",
     "leaves_like",
     "scale_for",
@@ -205,6 +206,20 @@ def _integers(index: Any, where: str) -> "np.ndarray[Any, Any]":
             "numpy.arange(n)[slice], numpy.flatnonzero(mask)."
         )
     return array if array.dtype in (np.int32, np.int64) else array.astype(np.int64)
+
+
+def elements_of(
+    view: "np.ndarray[Any, Any]", indices: Any, values: Any, where: str
+) -> "tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]":
+    """Return flat positions in an array, as for `flat_indices`, and a value for each. Local.
+
+    Raises
+    ------
+    UsageError
+        They do not fit the array, or each other.
+    """
+    positions, shape = flat_indices(indices, view.shape, where)
+    return positions, values_for(values, view.dtype, shape, f"{where}: values").reshape(-1)
 
 
 def values_for(

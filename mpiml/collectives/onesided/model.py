@@ -6,7 +6,7 @@ import numpy as np
 
 from mpiml.collectives.onesided.adding import Adder, Rows, Staleness
 from mpiml.collectives.onesided.held import Held
-from mpiml.collectives.onesided.layout import Layout, scale_for
+from mpiml.collectives.onesided.layout import Layout, elements_of, scale_for
 from mpiml.collectives.onesided.memory import HostMemory
 from mpiml.collectives.onesided.remote import Remote
 from mpiml.collectives.trees import unflatten
@@ -42,9 +42,6 @@ class Model(Held):
 
     # -- reading -------------------------------------------------------------------------------
 
-    def __getitem__(self, key: Any) -> Any:
-        return self.tree[key]
-
     @property
     def version(self) -> int:
         """How many updates the model has had, by anybody."""
@@ -73,17 +70,10 @@ class Model(Held):
             A member has died within an update.
         """
         self._open("snapshot")
-        return self._whole(self._snapshot)
+        return self._copied(self._snapshot)
 
     def _snapshot(self, out: Any) -> int:
         return self._block.snapshot(out, f"{self.title}.snapshot")
-
-    def _whole(self, copy: Any) -> tuple[Any, int]:
-        """Return the arrays that `copy` fills memory with, and the version that it returns."""
-        regions = self._layout.regions
-        out = np.empty(regions.nbytes, np.uint8)
-        version = copy(out.data)
-        return unflatten(self._layout.treedef, regions.views(out)), version
 
     # -- writing -------------------------------------------------------------------------------
 
@@ -149,7 +139,7 @@ class Model(Held):
         else:
             plain = False
         if not plain:
-            indices, values = adder.at(number, indices, values, where)
+            indices, values = elements_of(self._block.views[number], indices, values, where)
             scale = scale_for(scale, where)
             adder.add_at(number, indices, values, scale)
         self._added_at(number, indices, values, scale)

@@ -181,7 +181,7 @@ class RingModel(Model):
         cluster, label = self.rule.cluster(last), "RingModel.evaluated"
         block = self._meeting.block(cluster)
         source = self._meeting.route(cluster) if block is None else block
-        return self._whole(lambda out: source.snapshot(out, label))
+        return self._copied(lambda out: source.snapshot(out, label))
 
     # -- writing -------------------------------------------------------------------------------
 

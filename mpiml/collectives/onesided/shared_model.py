@@ -4,10 +4,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mpiml.collectives.members import team_of
 from mpiml.collectives.onesided.adding import Adder, Rows, Staleness
-from mpiml.collectives.onesided.held import open_memory
-from mpiml.collectives.onesided.layout import agreed_layout
+from mpiml.collectives.onesided.held import open_alike
 from mpiml.collectives.onesided.model import Model
 from mpiml.collectives.onesided.pulling import Copy
 from mpiml.collectives.onesided.records import ADD, ASSIGN
@@ -81,10 +79,9 @@ class SharedModel(Model):
         fallback: bool = False,
         name: str | None = None,
     ) -> None:
-        where = self.title
-        team = team_of(comm, where)
-        layout, label = agreed_layout(team, where, like, f"fallback={fallback}", name)
-        memory, remote = open_memory(where, team, layout, team.hosts, fallback, label)
+        memory, layout, remote = open_alike(
+            self.title, comm, like, lambda team: team.hosts, fallback, name
+        )
         super().__init__(memory, layout, remote, name)
         self._copy: Copy | None = None  # of a member away from home
         if remote is not None and memory.team.hosts[self.index] != memory.team.hosts[0]:

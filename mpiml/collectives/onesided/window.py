@@ -7,11 +7,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mpiml.collectives.members import team_of
-from mpiml.collectives.onesided.held import Held, open_memory
+from mpiml.collectives.onesided.held import Held, open_alike
 from mpiml.collectives.onesided.layout import (
-    agreed_layout,
-    flat_indices,
+    elements_of,
     leaves_like,
     scale_for,
     values_for,
@@ -89,21 +87,17 @@ class Window(Held):
         fallback: bool = False,
         name: str | None = None,
     ) -> None:
-        where = self.title
-        team = team_of(comm, where)
-        layout, label = agreed_layout(team, where, like, f"fallback={fallback}", name)
-        memory, remote = open_memory(where, team, layout, range(team.size), fallback, label)
+        memory, layout, remote = open_alike(
+            self.title, comm, like, lambda team: range(team.size), fallback, name
+        )
         super().__init__(memory.team, layout, remote, name)
         self._memory = memory
         self._own = memory.block(self.index)
-        self._targets: dict[int, Target] = {self.index: Here(self._own, layout, where)}
+        self._targets: dict[int, Target] = {self.index: Here(self._own, layout, self.title)}
         self._writers: set[int] = set()  # threads within `writing`
         self.tree = unflatten(layout.treedef, self._own.views)
 
     # -- the own arrays ------------------------------------------------------------------------
-
-    def __getitem__(self, key: Any) -> Any:
-        return self.tree[key]
 
     @property
     def version(self) -> int:
@@ -157,11 +151,8 @@ class Window(Held):
             A key of the tree, or a tuple of keys; all by default.
         """
         target = self._target(member, "get")
-        regions = self._layout.regions
         if name is None and None not in self._layout.places:
-            out = np.empty(regions.nbytes, np.uint8)
-            target.get(None, out.data, "Window.get")
-            return unflatten(self._layout.treedef, regions.views(out))
+            return self._copied(lambda out: target.get(None, out, "Window.get"))[0]
         number = self._layout.number(name, "Window.get")
         like = self._own.views[number]
         array = np.empty(like.shape, like.dtype)
@@ -230,9 +221,7 @@ class Window(Held):
         where = "Window.accumulate_at"
         target = self._target(member, "accumulate_at")
         number = self._layout.number(name, where)
-        like = self._own.views[number]
-        positions, shape = flat_indices(indices, like.shape, where)
-        found = values_for(values, like.dtype, shape, f"{where}: values").reshape(-1)
+        positions, found = elements_of(self._own.views[number], indices, values, where)
         target.add_at(number, positions, found, scale_for(scale, where))
 
     def statistics(self) -> dict[str, Any]:
@@ -256,7 +245,7 @@ class Window(Held):
                 f"member {team.index} of {team.title}."
             )
         if team.hosts[member] == team.hosts[team.index]:
-            return Here(self._memory.block(int(member)), self._layout, "Window")
+            return Here(self._memory.block(int(member)), self._layout, self.title)
         assert self._remote is not None
         return Away(self._remote.route(int(member)), self._layout)
 
@@ -276,6 +265,5 @@ class Window(Held):
                 "window.writing()` of the same arrays, which it would wait for. Leave the block "
                 "first; there, window.tree is what you write."
             )
-        out = np.empty(self._layout.regions.nbytes, np.uint8)
-        version = self._targets[member].snapshot(out.data, label, clear)
-        return unflatten(self._layout.treedef, self._layout.regions.views(out)), version
+        target = self._targets[member]
+        return self._copied(lambda out: target.snapshot(out, label, clear))
