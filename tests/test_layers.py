@@ -41,7 +41,7 @@ FLOORS = {
         ["mpiml.digest"],
     ],
     "data": [
-        ["mpiml.datasets.csr", "mpiml.topology.checks"],
+        ["mpiml.datasets.csr", "mpiml.datasets.drafts", "mpiml.topology.checks"],
         ["mpiml.topology.value"],
         ["mpiml.topology.weights"],
         ["mpiml.topology.graphs", "mpiml.topology.schedule"],

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import secrets
 import warnings
 import zlib
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from mpiml.datasets.csr import CSR
+from mpiml.datasets.drafts import draft_of
 from mpiml.errors import UsageError
 
 __all__ = ["Cache"]
@@ -108,17 +108,14 @@ class Cache:
         arrays = {name: getattr(csr, name) for name in _ARRAYS}
         if csr.qid is not None:
             arrays["qid"] = csr.qid
-        draft = self.folder / f".{self.file.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
         try:
-            with self._h5py.File(draft, "x") as file:
+            with draft_of(self.file) as draft, self._h5py.File(draft, "x") as file:
                 for name, array in arrays.items():
                     file[name] = array
                 file.attrs["shape"] = csr.shape
                 file.attrs["checksum"] = _checksum(arrays, csr.shape)
                 file.attrs["key"] = self._key
-            draft.replace(self.file)
         except (OSError, RuntimeError) as error:
-            draft.unlink(missing_ok=True)
             warnings.warn(
                 f"read_libsvm: cache: could not write {self.file}: {error}. If its file system "
                 "has no locks, set HDF5_USE_FILE_LOCKING=FALSE.",

@@ -4,12 +4,12 @@ import bz2
 import gzip
 import lzma
 import os
-import secrets
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from mpiml.datasets.csr import CSR
+from mpiml.datasets.drafts import draft_of
 from mpiml.errors import UsageError
 
 __all__ = ["write_libsvm"]
@@ -51,16 +51,12 @@ def write_libsvm(
     path = Path(path)
     if comment is not None and not comment.isascii():
         raise UsageError(f"write_libsvm: comment: expected ASCII, got {comment!r}")
-    draft = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
-    try:
-        with _OPEN.get(path.suffix, open)(draft, "wt", encoding="ascii", newline="\n") as file:
-            for line in (comment or "").splitlines():
-                file.write(f"# {line}\n")
-            for block in _texts(csr, 0 if zero_based else 1):
-                file.write(block)
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    opener = _OPEN.get(path.suffix, open)
+    with draft_of(path) as draft, opener(draft, "wt", encoding="ascii", newline="\n") as file:
+        for line in (comment or "").splitlines():
+            file.write(f"# {line}\n")
+        for block in _texts(csr, 0 if zero_based else 1):
+            file.write(block)
 
 
 def _texts(csr: CSR, base: int) -> Iterator[str]:
