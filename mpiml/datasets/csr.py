@@ -1,6 +1,5 @@
 """Labelled sparse rows in compressed form: plain arrays, as native kernels take them."""
 
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -10,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpiml.errors import UsageError
+from mpiml.whole import whole_number
 
-__all__ = ["CSR", "float_dtype"]
+__all__ = ["CSR", "float_dtype", "shard_of"]
 
 MOST_FEATURES: Final = 2**31 - 1  # what int32 indices can count
 
@@ -90,11 +90,8 @@ class CSR:
         start, stop : int
             ``0 <= start <= stop <= rows``.
         """
-        if not 0 <= start <= stop <= self.shape[0]:
-            raise UsageError(
-                f"CSR.rows: expected 0 <= start <= stop <= {self.shape[0]}, "
-                f"got start={start}, stop={stop}"
-            )
+        start = whole_number("CSR.rows: start", start, 0, self.shape[0])
+        stop = whole_number("CSR.rows: stop", stop, start, self.shape[0])
         begin, end = self.indptr[start], self.indptr[stop]
         return CSR(
             self.indptr[start : stop + 1] - begin,
@@ -137,10 +134,10 @@ class CSR:
         ``shape[1]`` and give it to each.
         """
         used = int(self.indices.max()) + 1 if self.nonzeros else 0
-        if features < used:
+        where = "CSR.with_features: features"
+        if (features := whole_number(where, features, 0)) < used:
             raise UsageError(
-                f"CSR.with_features: expected at least {used}, as column {used - 1} occurs, "
-                f"got {features}"
+                f"{where}: expected at least {used}, as column {used - 1} occurs, got {features}"
             )
         return replace(self, shape=(self.shape[0], features))
 
@@ -161,32 +158,24 @@ class CSR:
             ) from None
         return sparse.csr_array((self.values, self.indices, self.indptr), shape=self.shape)
 
-    @staticmethod
-    def concatenate(parts: "Sequence[CSR]") -> "CSR":
-        """Return the rows of all `parts`, in their order, with the largest `features`."""
-        if not parts:
-            raise UsageError("CSR.concatenate: expected one part or more, got none")
-        lengths = [np.diff(p.indptr) for p in parts]
-        qids = None
-        if any(p.qid is not None for p in parts):
-            qids = np.concatenate(
-                [np.full(len(p), -1, np.int64) if p.qid is None else p.qid for p in parts]
-            )
-        return CSR(
-            np.concatenate([[0], np.cumsum(np.concatenate(lengths))]).astype(np.int64),
-            np.concatenate([p.indices for p in parts]),
-            np.concatenate([p.values for p in parts]),
-            np.concatenate([p.labels for p in parts]),
-            (sum(map(len, parts)), max(p.shape[1] for p in parts)),
-            qids,
-        )
-
     def _expect(self, name: str, array: NDArray[Any], dtype: np.dtype[Any], size: int) -> None:
         if array.dtype != dtype or array.shape != (size,):
             raise UsageError(
                 f"CSR: {name}: expected {dtype} of shape ({size},), "
                 f"got {array.dtype} of shape {array.shape}"
             )
+
+
+def shard_of(where: str, rank: Any, size: Any) -> tuple[int, int]:
+    """Return which shard of how many a caller asks for.
+
+    Raises
+    ------
+    UsageError
+        They are no whole numbers, ``0 <= rank < size``; begins with `where`.
+    """
+    size = whole_number(f"{where}: size", size, 1)
+    return whole_number(f"{where}: rank", rank, 0, size - 1), size
 
 
 def float_dtype(where: str, dtype: Any) -> np.dtype[Any]:

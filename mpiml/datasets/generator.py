@@ -1,12 +1,15 @@
 """Sparse SVM problems made to measure: nonzeros per row, column skew, a known answer."""
 
+import math
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mpiml.datasets.csr import CSR, MOST_FEATURES, float_dtype
+from mpiml.datasets.csr import CSR, MOST_FEATURES, float_dtype, shard_of
 from mpiml.errors import UsageError
+from mpiml.whole import whole_number
 
 __all__ = ["SparseSVM", "rcv1_like", "sparse_svm"]
 
@@ -75,7 +78,12 @@ def sparse_svm(
     Values are log-normal, then each row is scaled to length 1, as the term weights of RCV1 are.
     The signs of `w`'s normal elements make both classes about equally frequent.
     """
-    _check(rows, features, nonzeros, skew, noise, seed, rank, size)
+    rows = whole_number("sparse_svm: rows", rows, 0)
+    features = whole_number("sparse_svm: features", features, 1, MOST_FEATURES)
+    nonzeros = whole_number("sparse_svm: nonzeros", nonzeros, 1, features)
+    skew, noise = _number("skew", skew, 0, 10), _number("noise", noise, 0, 0.5)
+    seed = whole_number("sparse_svm: seed", seed, 0)
+    rank, size = shard_of("sparse_svm", rank, size)
     kind = float_dtype("sparse_svm", dtype)
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(0,)))
     w = rng.standard_normal(features)
@@ -100,14 +108,9 @@ def sparse_svm(
         values[here] = (weight / np.linalg.norm(weight, axis=1, keepdims=True))[own]
         flipped[here] = turned[own]
     indptr = np.arange(count + 1, dtype=np.int64) * nonzeros
-    csr = CSR(
-        indptr,
-        indices.reshape(-1),
-        values.reshape(-1),
-        np.zeros(count, kind),
-        (count, features),
-    )
-    csr.labels[:] = np.where((csr.dot(w) >= 0) != flipped, 1, -1)
+    labels = np.empty(count, kind)
+    csr = CSR(indptr, indices.reshape(-1), values.reshape(-1), labels, (count, features))
+    labels[:] = np.where((csr.dot(w) >= 0) != flipped, 1, -1)
     return SparseSVM(csr, w, flipped)
 
 
@@ -175,27 +178,13 @@ def _first_ones(drawn: NDArray[np.intp]) -> NDArray[np.bool_]:
     return first
 
 
-def _check(
-    rows: int,
-    features: int,
-    nonzeros: int,
-    skew: float,
-    noise: float,
-    seed: int,
-    rank: int,
-    size: int,
-) -> None:
-    bounds = [
-        ("rows", rows, 0, None),
-        ("features", features, 1, MOST_FEATURES),
-        ("nonzeros", nonzeros, 1, features),
-        ("skew", skew, 0, 10),
-        ("noise", noise, 0, 0.5),
-        ("seed", seed, 0, None),
-        ("size", size, 1, None),
-        ("rank", rank, 0, size - 1),
-    ]
-    for name, value, low, high in bounds:
-        if not (low <= value and (high is None or value <= high)):
-            wanted = f">= {low}" if high is None else f"{low} to {high}"
-            raise UsageError(f"sparse_svm: {name}: expected {wanted}, got {value}")
+def _number(name: str, value: Any, least: float, most: float) -> float:
+    """Return a real number in its range."""
+    number = math.nan
+    with suppress(TypeError, ValueError):
+        number = float(value)
+    if not least <= number <= most:
+        raise UsageError(
+            f"sparse_svm: {name}: expected a number from {least} to {most}, got {value!r}"
+        )
+    return number

@@ -9,9 +9,10 @@ import numpy as np
 
 from mpiml.datasets.blocks import blocks, compressed, lines_before, rows_from, survey
 from mpiml.datasets.cache import Cache
-from mpiml.datasets.csr import CSR, MOST_FEATURES, float_dtype
+from mpiml.datasets.csr import CSR, MOST_FEATURES, float_dtype, shard_of
 from mpiml.datasets.text import Malformed, Part, Style, parse
 from mpiml.errors import UsageError
+from mpiml.whole import whole_number
 
 __all__ = ["read_libsvm"]
 
@@ -74,7 +75,8 @@ def read_libsvm(
         The file cannot be read.
     """
     path = Path(path)
-    kind = _checked(rank, size, features, dtype, zero_based, balance)
+    rank, size = shard_of("read_libsvm", rank, size)
+    features, kind = _checked(features, dtype, zero_based, balance)
     if path.exists() and not path.is_file():
         raise UsageError(
             f"read_libsvm: {path}: expected a file, as it is read from several places. Write "
@@ -148,21 +150,16 @@ def _joined(parts: list[Part], style: Style) -> CSR:
 
 
 def _checked(
-    rank: int, size: int, features: int | None, dtype: Any, zero_based: Any, balance: str
-) -> np.dtype[Any]:
-    """Refuse arguments that are wrong; return the dtype."""
-    if not 0 <= rank < size:
-        raise UsageError(
-            f"read_libsvm: expected 0 <= rank < size, got rank={rank}, size={size}"
-        )
-    if features is not None and not 1 <= features <= MOST_FEATURES:
-        raise UsageError(
-            f"read_libsvm: features: expected None or 1 to {MOST_FEATURES}, got {features}"
-        )
+    features: Any, dtype: Any, zero_based: Any, balance: str
+) -> tuple[int | None, np.dtype[Any]]:
+    """Refuse arguments that are wrong; return the number of features, and the dtype."""
+    if features is not None:
+        where = "read_libsvm: features, if not None"
+        features = whole_number(where, features, 1, MOST_FEATURES)
     if not (zero_based == "auto" or isinstance(zero_based, bool)):
         raise UsageError(
             f"read_libsvm: zero_based: expected True, False or 'auto', got {zero_based!r}"
         )
     if balance not in _BALANCES:
         raise UsageError(f"read_libsvm: balance: expected 'bytes' or 'rows', got {balance!r}")
-    return float_dtype("read_libsvm", dtype)
+    return features, float_dtype("read_libsvm", dtype)

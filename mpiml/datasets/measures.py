@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpiml.datasets.csr import CSR
-from mpiml.errors import UsageError
+from mpiml.whole import whole_number
 
 __all__ = ["Sparsity", "sparsity"]
 
@@ -53,8 +53,8 @@ def sparsity(csr: CSR, most: int | None = 1000) -> Sparsity:
     F. Niu, B. Recht, C. Re, S. J. Wright, "Hogwild!: A Lock-Free Approach to Parallelizing
     Stochastic Gradient Descent", NIPS 2011, section 2.
     """
-    if most is not None and most < 1:
-        raise UsageError(f"sparsity: most: expected None or at least 1, got {most}")
+    if most is not None:
+        most = whole_number("sparsity: most, if not None", most, 1)
     rows = len(csr)
     if rows == 0:
         return Sparsity(0, 0.0, 0.0, True)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from mpiml.datasets import CSR
 from mpiml.errors import UsageError
+from tests.datasets.joined import joined
 
 
 def made(dense, labels=None, dtype=np.float64):
@@ -71,14 +72,12 @@ def test_dot_and_degrees_are_those_of_the_dense_matrix(dense, data):
     np.testing.assert_array_equal(csr.rows(start, stop).dot(w), dense[start:stop] @ w)
 
 
-def test_concatenate_gives_back_what_rows_took():
+def test_parts_that_rows_took_make_the_whole():
     csr = made(DENSE, [1, 2, 3, 4, 5])
-    again = CSR.concatenate([csr.rows(0, 2), csr.rows(2, 2), csr.rows(2, 5)])
+    again = joined([csr.rows(0, 2), csr.rows(2, 2), csr.rows(2, 5)])
     for name in ("indptr", "indices", "values", "labels"):
         np.testing.assert_array_equal(getattr(again, name), getattr(csr, name))
     assert again.shape == csr.shape
-    with pytest.raises(UsageError, match="one part or more, got none"):
-        CSR.concatenate([])
 
 
 def test_with_features_widens_and_does_not_cut():
@@ -131,7 +130,13 @@ def test_arrays_that_do_not_fit_are_refused(change, match):
 
 def test_calls_that_do_not_fit_are_refused():
     csr = CSR(**GOOD)
-    with pytest.raises(UsageError, match=r"0 <= start <= stop <= 1, got start=0, stop=2"):
+    with pytest.raises(UsageError, match=r"stop: expected a whole number from 0 to 1, got 2"):
         csr.rows(0, 2)
+    with pytest.raises(UsageError, match=r"stop: expected a whole number from 1 to 1, got 0"):
+        csr.rows(1, 0)
+    with pytest.raises(UsageError, match=r"start: .* from 0 to 1, got 0\.5"):
+        csr.rows(0.5, 1)
+    with pytest.raises(UsageError, match=r"features: expected a whole number >= 0, got 1\.5"):
+        csr.with_features(1.5)
     with pytest.raises(UsageError, match=r"w: expected shape \(1,\), got \(2,\)"):
         csr.dot(np.ones(2))

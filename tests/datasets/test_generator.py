@@ -3,9 +3,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpiml.datasets import CSR, rcv1_like, sparse_svm
+from mpiml.datasets import rcv1_like, sparse_svm
 from mpiml.datasets.generator import _draw, _first_ones
 from mpiml.errors import UsageError
+from tests.datasets.joined import joined
 
 
 @settings(deadline=None, max_examples=30)
@@ -42,7 +43,7 @@ def test_the_rows_are_the_same_for_every_number_of_ranks():
         parts = [sparse_svm(2500, 300, 5, rank=rank, size=size) for rank in range(size)]
         lengths = [len(p.data) for p in parts]
         assert max(lengths) - min(lengths) <= 1
-        again = CSR.concatenate([p.data for p in parts])
+        again = joined([p.data for p in parts])
         for name in ("indptr", "indices", "values", "labels"):
             np.testing.assert_array_equal(getattr(again, name), getattr(whole.data, name))
         np.testing.assert_array_equal(np.concatenate([p.flipped for p in parts]), whole.flipped)
@@ -123,20 +124,23 @@ def test_rcv1s_shape():
 @pytest.mark.parametrize(
     ("given", "match"),
     [
-        ({"rows": -1}, "rows: expected >= 0, got -1"),
-        ({"features": 0}, "features: expected 1 to 2147483647, got 0"),
-        ({"nonzeros": 11}, "nonzeros: expected 1 to 10, got 11"),
-        ({"nonzeros": 0}, "nonzeros: expected 1 to 10, got 0"),
-        ({"skew": -1}, "skew: expected 0 to 10, got -1"),
-        ({"skew": float("nan")}, "skew: expected 0 to 10, got nan"),
-        ({"noise": 0.6}, r"noise: expected 0 to 0\.5, got 0\.6"),
-        ({"seed": -1}, "seed: expected >= 0, got -1"),
-        ({"rank": 1}, "rank: expected 0 to 0, got 1"),
-        ({"size": 0}, "size: expected >= 1, got 0"),
+        ({"rows": -1}, "rows: expected a whole number >= 0, got -1"),
+        ({"rows": 1.5}, r"rows: expected a whole number >= 0, got 1\.5"),
+        ({"rows": "3"}, "rows: expected a whole number >= 0, got '3'"),
+        ({"features": 0}, "features: expected a whole number from 1 to 2147483647, got 0"),
+        ({"nonzeros": 11}, "nonzeros: expected a whole number from 1 to 10, got 11"),
+        ({"nonzeros": 0}, "nonzeros: expected a whole number from 1 to 10, got 0"),
+        ({"skew": -1}, "skew: expected a number from 0 to 10, got -1"),
+        ({"skew": float("nan")}, "skew: expected a number from 0 to 10, got nan"),
+        ({"skew": None}, "skew: expected a number from 0 to 10, got None"),
+        ({"noise": 0.6}, r"noise: expected a number from 0 to 0\.5, got 0\.6"),
+        ({"seed": -1}, "seed: expected a whole number >= 0, got -1"),
+        ({"rank": 1}, "rank: expected a whole number from 0 to 0, got 1"),
+        ({"size": 0}, "size: expected a whole number >= 1, got 0"),
         ({"dtype": "int8"}, "dtype: expected float32 or float64, got 'int8'"),
         ({"dtype": "what"}, "dtype: expected float32 or float64, got 'what'"),
     ],
 )
 def test_arguments_that_are_wrong(given, match):
-    with pytest.raises(UsageError, match=match):
+    with pytest.raises(UsageError, match=f"^sparse_svm: {match}"):
         sparse_svm(**{"rows": 3, "features": 10, "nonzeros": 2} | given)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from mpiml.datasets import CSR, blocks, read_libsvm, write_libsvm
 from mpiml.errors import UsageError
+from tests.datasets.joined import joined
 
 NAMES = ("indptr", "indices", "values", "labels")
 TEXT = b"""# two comments
@@ -106,7 +107,7 @@ def test_packed_files(tmp_path, packer, size):
     plain = read_libsvm(file(tmp_path, TEXT))
     packed = file(tmp_path, packer.compress(TEXT), "any name")
     parts = [read_libsvm(packed, rank, size, 4) for rank in range(size)]
-    same(CSR.concatenate(parts), plain)
+    same(joined(parts), plain)
     assert [len(p) for p in parts] == ([4] if size == 1 else [1, 1, 2])
 
 
@@ -148,7 +149,7 @@ def test_the_shards_hold_each_row_once_and_in_order(content, ended, block, balan
         assert whole.values.tolist() == [float(v) for _, v in pairs]
         for size in range(1, 6):
             parts = [read_libsvm(path, r, size, 40, balance=balance) for r in range(size)]
-            same(CSR.concatenate(parts), whole)
+            same(joined(parts), whole)
             if balance == "rows":
                 lengths = [len(p) for p in parts]
                 assert max(lengths) - min(lengths) <= 1
@@ -204,9 +205,15 @@ def test_a_written_file_by_hand(tmp_path):
 @pytest.mark.parametrize(
     ("given", "match"),
     [
-        ({"rank": 2, "size": 2}, "expected 0 <= rank < size, got rank=2, size=2"),
-        ({"rank": -1}, "got rank=-1"),
-        ({"features": 0}, "features: expected None or 1 to 2147483647, got 0"),
+        ({"rank": 2, "size": 2}, "rank: expected a whole number from 0 to 1, got 2"),
+        ({"rank": -1}, "rank: expected a whole number from 0 to 0, got -1"),
+        ({"rank": 0.5, "size": 2}, r"rank: expected a whole number from 0 to 1, got 0\.5"),
+        ({"size": "2"}, "size: expected a whole number >= 1, got '2'"),
+        (
+            {"features": 0},
+            "features, if not None: expected a whole number from 1 to 2147483647",
+        ),
+        ({"features": 9.0}, r"features, if not None: expected a whole number .*, got 9\.0"),
         ({"dtype": "int32"}, "dtype: expected float32 or float64, got 'int32'"),
         ({"dtype": "flt"}, "dtype: expected float32 or float64, got 'flt'"),
         ({"zero_based": "yes"}, "zero_based: expected True, False or 'auto', got 'yes'"),
@@ -214,7 +221,7 @@ def test_a_written_file_by_hand(tmp_path):
     ],
 )
 def test_arguments_that_are_wrong(tmp_path, given, match):
-    with pytest.raises(UsageError, match=match):
+    with pytest.raises(UsageError, match=f"^read_libsvm: {match}"):
         read_libsvm(file(tmp_path, TEXT), **given)
 
 

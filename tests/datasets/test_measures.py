@@ -41,7 +41,9 @@ def test_few_comparisons_give_a_lower_bound():
     csr = rows([0, 1], [0, 1], [0, 1], [2, 3], [2], [3], [7], [7, 6])
     assert sparsity(csr, most=1)[2:] == (3 / 8, False)
     assert sparsity(csr)[2:] == (3 / 8, True)
-    with pytest.raises(UsageError, match="most: expected None or at least 1, got 0"):
+    with pytest.raises(
+        UsageError, match="most, if not None: expected a whole number >= 1, got 0"
+    ):
         sparsity(csr, most=0)
 
 
