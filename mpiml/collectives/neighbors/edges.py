@@ -26,7 +26,9 @@ class Edges:
     own : float
         Weight of its own value.
     receives : dict of int to float
-        Weight of each source, ascending.
+        Weight of each source.
+    sources : tuple of int
+        They, ascending.
     sends : dict of int to float
         Factor for each target that goes with the message.
     text : str
@@ -39,7 +41,7 @@ class Edges:
         What has been prepared for calls that come again.
     """
 
-    __slots__ = ("calls", "own", "receives", "rows", "sends", "text", "unheard")
+    __slots__ = ("calls", "own", "receives", "rows", "sends", "sources", "text", "unheard")
 
     def __init__(
         self,
@@ -51,6 +53,7 @@ class Edges:
     ) -> None:
         self.own = own
         self.receives = receives
+        self.sources = tuple(sorted(receives))
         self.sends = sends
         self.text = text
         self.rows = rows

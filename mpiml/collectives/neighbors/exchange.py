@@ -248,7 +248,7 @@ class Exchange:
         """
         call, hash_, kind, factor = _HEAD.unpack_from(head)
         self._taken(source, call - 1)
-        text = head[_HEAD.size :].decode("utf-8", "replace")
+        text = "" if len(head) == _HEAD.size else head[_HEAD.size :].decode("utf-8", "replace")
         if text and kind == _DATA:
             if len(self._heard) >= _KNOWN * max(len(self._told), 1) * 2:
                 self._heard.clear()
@@ -268,6 +268,7 @@ class _Incoming:
     """What comes in during one call. Local."""
 
     __slots__ = (
+        "_begun",
         "_blocks",
         "_exchange",
         "_label",
@@ -275,6 +276,7 @@ class _Incoming:
         "_nbytes",
         "_parcels",
         "_pending",
+        "_sources",
     )
 
     def __init__(self, exchange: Exchange, edges: Edges, nbytes: int, label: Label) -> None:
@@ -282,18 +284,23 @@ class _Incoming:
         self._nbytes = nbytes
         self._label = label
         self._blocks: dict[int, Block] = {}
-        self._pending: dict[int, Receiving | None] = dict.fromkeys(edges.receives)
+        self._sources = edges.sources
+        self._pending: dict[int, Receiving | None] = dict.fromkeys(edges.sources)
+        self._begun = False  # whether a body has been on its way
         self._parcels: list[Parcel] = []
         self._memories: list[Any] = []
 
     def receive(self) -> list[Block]:
         """Return what has come from the sources, in their order."""
         exchange, pending = self._exchange, self._pending
-        sources = list(pending)
         office = exchange._office
+        seen = -1
         try:
             for _ in range(_EAGER if office.outside else 1):
                 office.progress(True)
+                if office.news == seen and not self._begun:  # as at the look before
+                    continue
+                seen = office.news
                 if self._there():
                     break
             else:
@@ -305,7 +312,7 @@ class _Incoming:
                 if receiving is not None:
                     receiving.leave()
             raise
-        return [self._blocks[source] for source in sources]
+        return [self._blocks[source] for source in self._sources]
 
     def _wait(self) -> None:
         exchange, pending = self._exchange, self._pending
@@ -346,6 +353,7 @@ class _Incoming:
                     receiving = exchange._data.receive(source, self._into, borrow=True)
                     receiving.begin(arrival)
                     self._pending[source] = receiving
+                    self._begun = True
                     self._test(source, receiving)
                 else:  # all of it is here
                     factor = exchange._check(

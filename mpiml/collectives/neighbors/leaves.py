@@ -95,13 +95,25 @@ class Leaves:
         Of the block.
     nbytes : int
         Of the block.
+    apart : bool
+        Whether it is known that results lie apart from what is given.
     """
 
-    __slots__ = ("_back", "_host", "_one", "_out", "_outs", "_treedef", "layout", "nbytes")
+    __slots__ = (
+        "_back",
+        "_host",
+        "_one",
+        "_out",
+        "_outs",
+        "_treedef",
+        "apart",
+        "layout",
+        "nbytes",
+    )
 
     def __init__(self, x: Any, out: Any, where: str) -> None:
         self._back: list[Callable[[Any], Any]] | None = None  # None: results are as they are
-        taken: Any = None  # apart
+        taken: Any = None  # what `flatten` has returned, if it was called
         if type(x) is np.ndarray:
             key: Any = (x.dtype, x.shape)
             layout = _layouts.get(key)
@@ -118,10 +130,11 @@ class Leaves:
             self._back = [back for _, back in both]
         self.layout, self.nbytes = layout, layout.nbytes
         self._one: Any = self._host[0] if layout.regions is None else None
-        self._out, self._outs = out, None
+        self._out, self._outs, self.apart = out, None, out is None
         if out is not None:
             plain = self._back is None and type(out) is np.ndarray and out.flags.writeable
             fits = plain and out.dtype == x.dtype and out.shape == x.shape
+            self.apart = fits and not np.may_share_memory(out, x)
             self._outs = [out] if fits else _targets(out, taken or flatten(x, where), where)
 
     def copy_to(self, memory: Any) -> None:
@@ -139,7 +152,7 @@ class Leaves:
         """Return the bytes of the block in contiguous memory, perhaps that of the array."""
         if self._one is None:
             return self.scratch()
-        return self._one.reshape(-1).view(np.uint8)
+        return self._one.ravel().view(np.uint8)
 
     def flat(self, memory: Any) -> list[Any]:
         """Return the numbers of a block, those of one dtype together: (n,) each."""
@@ -155,13 +168,13 @@ class Leaves:
         one = self._one
         if one is None:
             return None
-        for target in self._outs or ():
+        for target in () if self.apart else self._outs or ():
             if target is one or not isinstance(target, np.ndarray):
                 continue
             moved = np.may_share_memory(target, one)
             if moved and target.ctypes.data != one.ctypes.data:
                 return None
-        return [one.reshape(-1)]
+        return [one.ravel()]
 
     def result(self) -> Any:
         """Return memory for the results: the user's own array, or new."""
@@ -175,12 +188,7 @@ class Leaves:
 
     def parts(self, result: Any) -> list[Any]:
         """Return the numbers of what `result` has returned as `flat` would."""
-        return [result.reshape(-1)] if self._one is not None else self.flat(result)
-
-    @property
-    def apart(self) -> bool:
-        """Whether the results lie apart from what is given."""
-        return self._outs is None
+        return [result.ravel()] if self._one is not None else self.flat(result)
 
     def finish(self, result: Any) -> Any:
         """Return the results as the user is to have them."""

@@ -1,7 +1,7 @@
 """`neighbor_allreduce`, and what averages between hosts share with it."""
 
+from bisect import bisect
 from collections.abc import Callable, Mapping, Sequence
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 from mpiml.collectives.alike import refuse
@@ -19,7 +19,6 @@ __all__ = ["meeting_of", "mixed", "neighbor_allreduce", "static_edges"]
 _WHERE = "neighbor_allreduce"
 _PLANS = 256  # topologies whose edges a team keeps
 _CALLS = 256  # labels that edges keep
-_member = itemgetter(0)
 
 
 def neighbor_allreduce(
@@ -160,9 +159,10 @@ def _combine(
 ) -> None:  # fmt: skip
     """Write the weighted sum into `result`."""
     receives, own = edges.receives, edges.own
-    terms = [(b.source, receives[b.source] * b.factor, leaves.flat(b.memory)) for b in blocks]
+    weights = [receives[source] * factor for source, factor, _ in blocks]
+    columns = [leaves.flat(block.memory) for block in blocks]
     if edges.rows:
-        total = own + sum([weight for _, weight, _ in terms])
+        total = own + sum(weights)
         if abs(total - 1) > 1e-9:
             factors = {block.source: block.factor for block in blocks}
             raise UsageError(
@@ -174,8 +174,8 @@ def _combine(
         mine = leaves.own()
         if mine is None:
             mine = leaves.flat(leaves.scratch() if snapshot is None else snapshot)
-        terms.append((team.index, own, mine))
-    terms.sort(key=_member)
-    _, weights, columns = zip(*terms, strict=True) if terms else ((), (), ())
+        place = bisect(edges.sources, team.index)  # they are added in the order of the members
+        weights.insert(place, own)
+        columns.insert(place, mine)
     for i, target in enumerate(leaves.parts(result)):
         weighted_sum([arrays[i] for arrays in columns], weights, target, leaves.apart)

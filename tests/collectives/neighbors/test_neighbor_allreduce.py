@@ -162,6 +162,13 @@ def test_out_may_be_what_is_given_or_a_view_of_it_or_lie_in_strides():
         neighbor_allreduce(memory[:-1], graph, team, out=memory[1:])
         np.testing.assert_array_equal(memory[1:], 1.5 * np.arange(100_000))
         x = np.arange(6.0) * (team.index + 1)
+        apart = np.full(6, np.nan)
+        assert neighbor_allreduce(x, graph, team, out=apart) is apart
+        np.testing.assert_array_equal(apart, 1.5 * np.arange(6))
+        np.testing.assert_array_equal(x, np.arange(6) * (team.index + 1))
+        small = np.arange(7.0) * (team.index + 1)  # fewer than a block
+        neighbor_allreduce(small[:-1], graph, team, out=small[1:])
+        np.testing.assert_array_equal(small[1:], 1.5 * np.arange(6))
         assert neighbor_allreduce(x, graph, team, out=x) is x
         np.testing.assert_array_equal(x, 1.5 * np.arange(6))
         out = np.zeros((6, 2))
