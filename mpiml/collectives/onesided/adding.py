@@ -147,7 +147,7 @@ class Adder:
         block = self.block
         self.before()
         try:
-            hogwild_add(block.leaves[number], leaf.reshape(-1), scale, block.gate)
+            hogwild_add(block.leaves[number], leaf.reshape(-1), scale, gate=block.gate)
         except TimeoutError as error:
             raise block.stuck(error, f"{self.title}.add") from None
         self.after(1)
@@ -171,7 +171,7 @@ class Adder:
         if self._mark is not None:
             self.before()
         try:
-            hogwild_add_at(block.leaves[number], positions, values, scale, block.gate)
+            hogwild_add_at(block.leaves[number], positions, values, scale, gate=block.gate)
         except TimeoutError as error:
             raise block.stuck(error, f"{self.title}.add_at") from None
         self.adds += 1
