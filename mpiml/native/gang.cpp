@@ -104,7 +104,6 @@ public:
     std::vector<int> gone() const { return arrived_ ? meeting_.gone() : std::vector<int>{}; }
     void leave() const { meeting_.leave(); }
     bool busy() const { return pc_ != 0 || arrived_; }
-    std::uint32_t phase() const { return meeting_.phase(); }
     std::size_t segment_at(int member) const {
         return layout_.segments_at + static_cast<std::size_t>(member) * layout_.segment_bytes;
     }
@@ -285,7 +284,6 @@ void bind_gang(nb::module_ &m) {
         .def("gone", &Gang::gone, "Those of the missing that have left.")
         .def("leave", &Gang::leave, "Tell the others that this member will never come again.")
         .def_prop_ro("busy", &Gang::busy, "Whether a plan has been begun and not finished.")
-        .def_prop_ro("phase", &Gang::phase, "Points met or arrived at so far, modulo 2**32.")
         .def("segment_at", &Gang::segment_at, "member"_a, "Where a member's segment begins.")
         .def_prop_ro("shared_at", &Gang::shared_at, "Where the shared result begins.");
 }
