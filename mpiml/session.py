@@ -137,9 +137,8 @@ def _claimed(comm: Any) -> Iterator[None]:
     if comm is None:
         yield
         return
-    from mpi4py import MPI
-
-    if not isinstance(comm, MPI.Comm):
+    MPI = sys.modules.get("mpi4py.MPI")  # without it nobody has a communicator
+    if MPI is None or not isinstance(comm, MPI.Comm):
         raise UsageError(
             f"mpiml.launch: expected comm= an mpi4py communicator, got {type(comm).__name__}"
         )

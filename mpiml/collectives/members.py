@@ -8,7 +8,8 @@ from typing import Any
 
 from mpiml.collectives.desk import drain, leave
 from mpiml.collectives.messages import Waiting, complete
-from mpiml.collectives.over import GUESTS
+from mpiml.collectives.over import GUESTS, OVER
+from mpiml.collectives.requests import end_with_mpi
 from mpiml.collectives.room import Room
 from mpiml.collectives.team import PlainHooks, Team
 from mpiml.config import Config
@@ -104,6 +105,7 @@ class _PlainTeam(Team):
             spin_us=0 if crowded else 20,
         )  # fmt: skip
         GUESTS.add(self)
+        end_with_mpi()
 
     def leave_at_end(self) -> None:
         """Tell the other ranks that this process ends, if it is in no program of mpiml. Local."""
@@ -117,6 +119,9 @@ class _PlainTeam(Team):
         """Close what belongs to the team, and free its communicator. Collective."""
         from mpi4py import MPI
 
+        if OVER:  # some MPI libraries free all communicators at their end: others may not come
+            self.closed = True
+            return
         super().close()
         if self.comm is not None and not MPI.Is_finalized():
             if drain(self, _CLOSING):

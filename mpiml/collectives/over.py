@@ -1,12 +1,13 @@
 """Where collectives have ended for a process: it ends itself, or it is the child of a fork."""
 
 import os
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
 
 from mpiml.errors import MpimlError, ServiceGoneError, UsageError
 
-__all__ = ["GUESTS", "OVER", "THREADED", "end"]
+__all__ = ["GUESTS", "LAST", "OVER", "THREADED", "end"]
 
 #: what has to tell others, by its `leave_at_end`, that this process will not come again
 GUESTS: "WeakSet[Any]" = WeakSet()
@@ -14,24 +15,29 @@ GUESTS: "WeakSet[Any]" = WeakSet()
 #: what has a thread of its own that calls MPI: its `close` ends it, before MPI is finalised
 THREADED: "WeakSet[Any]" = WeakSet()
 
+#: what is to be done after that, as long as MPI is there: each waits for nobody for long
+LAST: "list[Callable[[], None]]" = []
+
 #: the error that every operation and wait raises from then on; empty before
 OVER: list[MpimlError] = []
 
 
 def end() -> None:
-    """End all waits of this process, and those of others for it: it ends. Local."""
-    if OVER:  # in the child of a fork nothing is the parent's
+    """End all waits of this process, and those of others for it: it ends, or MPI here. Local."""
+    if OVER:  # done; or it is the child of a fork, in which nothing is the parent's
         return
     for guest in list(GUESTS):
         guest.leave_at_end()
     OVER.append(
         ServiceGoneError(
-            "mpiml.collectives: the process ends while an operation is under way. Wait for "
-            "every request before the program's end."
+            "mpiml.collectives: the process, or MPI in it, has ended while an operation was under "
+            "way. Wait for every request before."
         )
     )
     for holder in list(THREADED):
         holder.close()
+    for function in LAST:
+        function()
 
 
 def _forked() -> None:

@@ -16,7 +16,7 @@ from weakref import WeakSet
 from mpiml.collectives.over import OVER, end
 from mpiml.errors import DeadlineError
 
-__all__ = ["Request", "Worker", "wait_for_all"]
+__all__ = ["Request", "Worker", "end_with_mpi", "wait_for_all"]
 
 
 class Request:
@@ -104,6 +104,19 @@ _workers: "WeakSet[Worker]" = WeakSet()  # those with a thread
 def _at_exit() -> None:
     """Have `_finish` called, once MPI has been started: what is registered last comes first."""
     atexit.register(_finish)
+
+
+@functools.cache
+def end_with_mpi() -> None:
+    """Have collectives end when MPI does, if the user's code ends it. Local, once MPI is there.
+
+    The standard has attributes of ``MPI_COMM_SELF`` deleted before anything else in
+    ``MPI_Finalize`` (MPI 4.1, 11.2.4).
+    """
+    from mpi4py import MPI
+
+    key = MPI.Comm.Create_keyval(delete_fn=lambda *_: _finish())
+    MPI.COMM_SELF.Set_attr(key, None)
 
 
 def _finish() -> None:

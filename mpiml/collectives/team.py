@@ -169,6 +169,7 @@ class Team:
         self.loose: Any = None  # what reduces arrays outside of buckets
         self.kept: dict[Any, Any] = {}  # what else was made for the team, for as long as it is
         self.calls: dict[Any, Any] = {}  # what has been prepared for calls that come again
+        self.closed = False  # its communicator has been freed, or MPI has ended
         self._round = False  # between begin_round and end_round
         self._numbers = itertools.count(1)
         self._closing: list[Callable[[], None]] = []
@@ -235,6 +236,11 @@ class Team:
         is as for `exchange`.
         """
         self.worker.settle()  # requests under way meet here too
+        if self.closed:  # an MPI may free what is left at its end: MPICH does
+            raise ServiceGoneError(
+                f"{label}: {self.title} has been freed, or MPI has been "
+                "finalised, in this process. Close what was made for it before."
+            )
         broken = self.room.shared.get(BROKEN)
         if broken:
             raise ServiceGoneError(f"{label}: members were out of step before: {broken}")
@@ -340,6 +346,7 @@ class Team:
 
     def close(self) -> None:
         """Let go of what belongs to the team. Local; its communicator is its maker's."""
+        self.closed = True
         for function in self._closing:
             function()
         self._closing.clear()

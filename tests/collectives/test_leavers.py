@@ -61,6 +61,7 @@ BODIES = {
     "barrier": "m = SharedModel(comm, np.zeros(3)); end(); m.barrier()",
     "close": "m = RingModel(comm, np.zeros(3)); end(); m.close()",
     "within with": "with Window(comm, np.zeros(3)) as w: end()",
+    "others open": "w = Window(comm, np.zeros(3)); m = SharedModel(comm, np.zeros(3)); end(); m.barrier()",
 }
 
 
@@ -73,6 +74,7 @@ BODIES = {
         ("barrier", "1", 0),
         ("close", "3", 2),
         ("within with", "1", 2),
+        ("others open", "1", 1),
     ],
 )
 def test_a_rank_that_ends_is_named_where_the_others_meet(
@@ -94,6 +96,17 @@ def test_a_rank_whose_data_end_first_is_named(tmp_path, mpi_launcher):
     file = tmp_path / "uneven.py"
     file.write_text(PROGRAM.format(who=1, end="sys.exit()", body=BODIES["barrier"]))
     ended = mpiexec(2, file, timeout=60)
+    assert ended.rc not in (0, None), ended
+    assert "rank 1 has ended, and will never come" in ended.stderr, ended
+
+
+@pytest.mark.parametrize("size", ["1", "2"])
+def test_a_rank_that_finalises_mpi_early_is_named(tmp_path, mpi_launcher, size):
+    file = tmp_path / "early.py"
+    file.write_text(
+        PROGRAM.format(who=1, end="MPI.Finalize(); sys.exit()", body=BODIES["barrier"])
+    )
+    ended = mpiexec(2, file, timeout=60, env=environment(MPIML_HOST_SIZE=size))
     assert ended.rc not in (0, None), ended
     assert "rank 1 has ended, and will never come" in ended.stderr, ended
 

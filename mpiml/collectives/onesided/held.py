@@ -125,32 +125,44 @@ class Held:
         """Let go of the memory. Collective over the members. Views stay readable."""
         if self._closed:
             return
-        if self._finalized():
+        if self._parted():
             self._abandon()
             return
         self._meet("close")
         self._closed = True
+        self._end()
         if self._remote is not None:
             self._remote.close()
 
     def _meet(self, call: str) -> None:
         """Flush, and wait for the others. Collective over the members."""
         self._open(call)
-        if self._finalized():
+        if self._parted():
             raise ServiceGoneError(
-                f"{self.title}.{call}: MPI has been finalised in this process. Close the "
-                f"{self.what} before MPI_Finalize."
+                f"{self.title}.{call}: MPI has been finalised in this process, or the "
+                f"communicator freed. Close the {self.what} before."
             )
         label = Label(f"{self.title}.{call}", name=self._name)
         with self._team.round(label):
+            said = self._come(call)
             if self._remote is not None:
                 self._remote.flush()
-            self._team.exchange(b"", label)
+            self._hear(self._team.exchange(said, label))
 
-    def _finalized(self) -> bool:
-        """Whether the members were joined by MPI, which has ended here."""
-        if self._team.comm is None:
-            return False
+    def _come(self, call: str) -> bytes:
+        """Do what is to be done before the others are waited for; return what they are told."""
+        return b""
+
+    def _hear(self, said: Sequence[bytes]) -> None:
+        """Take in what all have said."""
+
+    def _end(self) -> None:
+        """End what else there is. Collective over the members."""
+
+    def _parted(self) -> bool:
+        """Whether the members were joined by a communicator, which has ended, or by MPI's end."""
+        if self._team.closed or self._team.comm is None:
+            return self._team.closed
         from mpi4py import MPI
 
         return MPI.Is_finalized()

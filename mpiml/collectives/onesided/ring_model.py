@@ -1,6 +1,7 @@
 """`RingModel`: a model for each cluster of members, brought together round a ring."""
 
 import struct
+from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -278,36 +279,28 @@ class RingModel(Model):
             if self._ring is not None:
                 self._ring.back()
 
-    def _meet(self, call: str) -> None:
-        """Step aside, flush, and wait for the others. Collective over the members."""
-        self._open(call)
-        label = Label(f"RingModel.{call}", name=self._name)
-        seen = b""
-        with self._team.round(label):
-            if self._ring is not None:
-                self._ring.aside(end=call == "close")
-                seen = _SEEN.pack(*self._ring.seen)
-            if self._remote is not None:
-                self._remote.flush()
-            for said in self._team.exchange(seen, label):
-                if self._ring is not None:
-                    self._ring.hear(_SEEN.unpack(said))
+    def _come(self, call: str) -> bytes:
+        """Step aside, and tell the others what has been seen of the ring."""
+        if self._ring is None:
+            return b""
+        self._ring.aside(end=call == "close")
+        return _SEEN.pack(*self._ring.seen)
 
-    def close(self) -> None:
-        """Let go of the memory. Collective over the members. Views stay readable."""
-        if self._closed:
-            return
-        self._meet("close")
-        self._closed = True
+    def _hear(self, said: Sequence[bytes]) -> None:
         if self._ring is not None:
-            label = Label("RingModel.close", name=self._name)
-            with self._team.round(label):  # until the token is somewhere, not under way
-                for _ in range(_ROUNDS):
-                    if any(self._team.exchange(b"1" * self._ring.settle(), label)):
-                        break
-            self._ring.close()
-        if self._remote is not None:
-            self._remote.close()
+            for seen in said:
+                self._ring.hear(_SEEN.unpack(seen))
+
+    def _end(self) -> None:
+        """Wait until the token is somewhere, not under way. Collective over the members."""
+        if self._ring is None:
+            return
+        label = Label("RingModel.close", name=self._name)
+        with self._team.round(label):
+            for _ in range(_ROUNDS):
+                if any(self._team.exchange(b"1" * self._ring.settle(), label)):
+                    break
+        self._ring.close()
 
     def _abandon(self) -> None:
         if self._ring is not None:

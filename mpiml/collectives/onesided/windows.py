@@ -9,7 +9,6 @@ Only reads go through the window, with passive target synchronisation: `MPI_Rget
 `MPI_Win_lock_all`, so that a wait can be ended, in pieces of at most 1 MiB.
 """
 
-import atexit
 import contextlib
 import functools
 import mmap
@@ -23,6 +22,7 @@ from mpiml.collectives.messages import Waiting, complete, keep, rest
 from mpiml.collectives.onesided.links import Link
 from mpiml.collectives.onesided.memory import HostMemory
 from mpiml.collectives.onesided.records import LOOKS
+from mpiml.collectives.over import LAST
 from mpiml.collectives.team import Team
 from mpiml.config import Config
 
@@ -32,7 +32,7 @@ SIZES: Final = (1, 1_000, 10_000, 1_000_000)  #: elements of the self-test
 _PIECE: Final = 1 << 20  # bytes of a transfer
 _QUICK: Final = 100  # tests of a request before the core is given away between two
 _LATE: Final = 1.5e-4  # s, after which a read seems to need the help of the other process
-_LAST: Final = 1.0  # s, that others have to come to freeing a window where the process ends
+_LAST: Final = 5.0  # s, that others have to come to freeing a window where the process ends
 _SLOW: Final = 20.0  # s, after which a read of the self-test has failed
 _KEY: Final = "windows work"
 
@@ -213,14 +213,19 @@ class _Windows:
 
     def __init__(self) -> None:
         self._open: dict[int, tuple[Any, Team]] = {}
-        # before MPI is finalised: what is registered last comes first
-        atexit.register(self.free_all)
+        LAST.append(self.free_all)
 
     def add(self, window: Any, team: Team) -> None:
-        """Note an open window; it is freed with its team, if it is not before."""
+        """Note an open window; it is freed with its team, if it is not before.
+
+        Collective over the processes, the first time: they get a communicator to meet on at
+        their end, since some may be in an operation on the team's.
+        """
         self._open[id(window)] = window, team
         if _KEY not in team.kept:
-            team.kept[_KEY] = self
+            from mpiml.world import own_duplicate
+
+            team.kept[_KEY] = own_duplicate(team.comm, f"mpiml windows of {team.title}")
             team.closes(lambda: self.free_of(team), early=True)
 
     def free(self, window: Any) -> None:
@@ -239,23 +244,31 @@ class _Windows:
 
     def free_of(self, team: Team) -> None:
         """Free those of a team, in the order in which they were made. Collective."""
+        from mpi4py import MPI
+
         for window, its in list(self._open.values()):
             if its is team:
                 self.free(window)
+        ends = team.kept.pop(_KEY, None)
+        if ends is not None and not team.spoiled and not MPI.Is_finalized():
+            ends.Free()
 
     def free_all(self) -> None:
         """Free what is left; give up where others do not come."""
         from mpi4py import MPI
 
         for window, team in list(self._open.values()):
-            if MPI.Is_finalized() or team.comm is None:
+            ends = team.kept.get(_KEY)
+            if MPI.Is_finalized() or ends is None:
                 return
-            request = team.comm.Ibarrier()
-            limit = time.monotonic() + _LAST
+            request = ends.Ibarrier()
+            begun = time.monotonic()
             while not request.Test():
-                if time.monotonic() > limit:
+                waited = time.monotonic() - begun
+                if waited > _LAST:
+                    keep(request)
                     return
-                rest(0.0)
+                rest(waited)
             self.free(window)
 
 

@@ -33,26 +33,33 @@ LATE = """
 import mpiml.world; mpiml.world.start()
 import numpy as np
 from mpi4py import MPI
-from mpiml.collectives import SharedModel, Window
+from mpiml.collectives import RingModel, SharedModel, Window
 from mpiml.errors import ServiceGoneError
-comm = MPI.COMM_WORLD
-model, window = SharedModel(comm, np.zeros(10)), Window(comm, np.zeros(10))
-model.barrier()
-MPI.Finalize()
-try:
-    model.barrier()
-except ServiceGoneError as error:
-    print("told", "MPI has been finalised" in str(error))
-model.close(); window.close()
-print("end")
+comm = MPI.COMM_WORLD.Dup()
+held = [kind(comm, np.zeros(10)) for kind in (SharedModel, RingModel, Window)]
+for each in held:
+    each.barrier()
+{end}
+for each in held:
+    try:
+        each.barrier()
+    except ServiceGoneError as error:
+        text = "MPI has been finalised in this process, or the communicator freed"
+        print("told", text in str(error))
+    each.close()
 """
 
 
-def test_what_is_closed_after_the_end_of_mpi_is_closed(tmp_path, mpi_launcher):
+@pytest.mark.parametrize("size", ["1", "2"])
+@pytest.mark.parametrize("end", ["MPI.Finalize()", "comm.Free()"])
+def test_what_is_closed_after_the_end_of_its_communicator_is_closed(
+    tmp_path, mpi_launcher, end, size
+):
     file = tmp_path / "late.py"
-    file.write_text(LATE)
-    ended = mpiexec(2, file, timeout=60).check()
-    assert sorted(ended.stdout.split()) == ["True", "True", "end", "end", "told", "told"]
+    file.write_text(LATE.format(end=end))
+    ended = mpiexec(2, file, timeout=60, env=environment(MPIML_HOST_SIZE=size)).check()
+    assert ended.stdout.split().count("told") == 6, ended
+    assert "False" not in ended.stdout, ended
 
 
 DIES = """
