@@ -5,7 +5,7 @@ from contextlib import suppress
 from hashlib import blake2b
 from typing import Any, TypeVar
 
-from mpiml.collectives.labels import REFUSED, Label
+from mpiml.collectives.labels import Label, refused
 from mpiml.collectives.regions import first_difference
 from mpiml.collectives.team import Team
 from mpiml.errors import MpimlError, ServiceGoneError, UsageError
@@ -122,8 +122,7 @@ def refuse(team: Team, where: str, error: Exception, *meetings: _Meeting) -> Non
         For each operation that the others come to, what gives the channel for a label;
         in their order.
     """
-    kind = "" if isinstance(error, MpimlError) else f"{type(error).__name__}: "
-    label = Label(" ".join(f"{where}{REFUSED}{kind}{error}".split()))
+    label = refused(where, error)
     for meeting in meetings:
         # the others' error, which tells of this one; or nobody is there any more
         with suppress(UsageError, ServiceGoneError):

@@ -5,6 +5,8 @@ through MPI, small and nonblocking, from whichever thread waits; `mpiml.collecti
 `mpiml.collectives.leavers` have what they say.
 """
 
+import contextlib
+import functools
 import itertools
 import sys
 import threading
@@ -15,11 +17,11 @@ from hashlib import blake2b
 from typing import Any, Final
 
 from mpiml.collectives.labels import mismatch
-from mpiml.collectives.leavers import Leavers, is_farewell
+from mpiml.collectives.leavers import PATIENCE, Leavers, is_farewell
 from mpiml.collectives.ledger import Ledger, Post
 from mpiml.collectives.messages import keep, rest
 from mpiml.config import Config
-from mpiml.errors import ServiceGoneError, UsageError
+from mpiml.errors import RankFailedError, ServiceGoneError, UsageError
 
 __all__ = ["BROKEN", "Look", "drain", "leave"]
 
@@ -94,8 +96,7 @@ class Look:
         why = self._desk.gone(self._since) if self._exchange else ""
         if why:
             raise ServiceGoneError(
-                f"{self._label}: {why}, and will never come. Look for its own error above; every "
-                "member must make the same collective calls, as often."
+                f"{self._label}: {why}. Every member must make the same collective calls, as often."
             )
 
     def settle(self) -> None:
@@ -131,7 +132,9 @@ class _Desk:
         self._lock = threading.Lock()
         self.numbers = itertools.count(1)
         processes = range(1 if self._comm is None else self._comm.size)
-        members = [[i for i, rank in enumerate(team.ranks) if rank == p] for p in processes]
+        members: list[list[int]] = [[] for _ in processes]
+        for member, rank in enumerate(team.ranks):
+            members[rank].append(member)
         title = team.title
 
         def say(texts: Sequence[str], number: int) -> str:
@@ -139,7 +142,8 @@ class _Desk:
             return text[:_ERROR].decode("utf-8", "ignore")
 
         self._ledger = Ledger(members, team.rank, say)
-        self._leavers = Leavers(len(processes), team.rank)
+        self._here = team.rank
+        self._leavers = Leavers(len(processes), self._here)
         self.sent_to = [0] * len(processes)  # how many messages to each process
         self.received = 0
         self._sent: list[tuple[Any, bytes]] = []
@@ -168,10 +172,19 @@ class _Desk:
         with self._lock:
             return self._leavers.end(since, time.monotonic())
 
-    def leave(self, how: str) -> None:
-        """Tell the other processes that this one ends. Local."""
+    def leave(self, how: str, error: BaseException | None, until: float) -> None:
+        """Tell the other processes that this one ends; the first waits for those in order."""
+        consequence = isinstance(error, ServiceGoneError | RankFailedError)
         with self._lock:
-            self._send(self._leavers.leave(how))
+            self._receive()
+            self._send(self._leavers.leave(how, error is not None, consequence))
+            if error is None and self._here == 0:
+                begun = now = time.monotonic()
+                while not self._leavers.alone and now < until:
+                    rest(now - begun)
+                    self._receive()
+                    now = time.monotonic()
+                self._send(self._leavers.give_up(how))
             keep(self._sent)
 
     def settle(self, members: Sequence[int], post: Post, text: str) -> None:
@@ -245,14 +258,28 @@ def _desk_of(team: Any) -> _Desk | None:
     return desk
 
 
+@functools.cache
+def _patience() -> float:
+    """Return until when this process waits at its end: once for all of its teams."""
+    return time.monotonic() + PATIENCE
+
+
 def leave(team: Any) -> None:
     """Tell the other processes of a team that this one ends, and how. Local."""
-    desk = _desk_of(team)
-    if desk is None or team.comm is None or team.comm.size == 1:
+    desk = _desk_of(team) if team.comm is not None and team.comm.size > 1 else None
+    if desk is None:
         return
-    error = getattr(sys, "last_value", None)  # what the interpreter has printed
-    how = "" if error is None else f" with {type(error).__name__}: {error}"
-    desk.leave(f"{team.names[team.index]} has ended{how[:_HOW]}")
+    error = sys.exc_info()[1]
+    if error is None and not (sys.flags.interactive or hasattr(sys, "ps1")):
+        error = getattr(sys, "last_value", None)  # what the interpreter has printed
+    how = f"{team.names[team.index]} has ended"
+    if error is not None:
+        text = f"{type(error).__name__}"
+        with contextlib.suppress(Exception):  # of the user's __str__
+            text = f"{text}: {error}"
+        how = f"{how} with {text[:_HOW]}"
+    above = "" if error is None else " (its own traceback is above)"
+    desk.leave(f"{how}, and will never come{above}", error, _patience())
 
 
 def drain(team: Any, seconds: float) -> bool:

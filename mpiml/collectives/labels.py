@@ -14,10 +14,10 @@ from types import FrameType
 from typing import Any, Final
 
 from mpiml.collectives.regions import first_difference, members
-from mpiml.errors import UsageError
+from mpiml.errors import MpimlError, UsageError
 from mpiml.fingerprint import own_path
 
-__all__ = ["Label", "call_site", "kind_of", "mismatch"]
+__all__ = ["REFUSED", "Label", "call_site", "kind_of", "mismatch", "refused"]
 
 _HERE: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _IN: Final = " in bucket "
@@ -125,6 +125,12 @@ def call_site() -> _Site | None:
             other = path, frame.f_lineno
         frame = frame.f_back
     return other
+
+
+def refused(where: str, error: Exception) -> Label:
+    """Return the label of a call that this member cannot make, and why. Local."""
+    kind = "" if isinstance(error, MpimlError) else f"{type(error).__name__}: "
+    return Label(" ".join(f"{where}{REFUSED}{kind}{error}".split()))
 
 
 def kind_of(label: Any) -> bytes:

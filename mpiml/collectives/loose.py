@@ -25,6 +25,11 @@ class Loose:
     label : Label
         What it is first needed for.
 
+    Attributes
+    ----------
+    checks : bool
+        Whether members compare what they do, so that one that refuses is heard.
+
     Notes
     -----
     The rule: on one host through shared memory; else,
@@ -37,16 +42,16 @@ class Loose:
         # One member's environment decides for all: they must go one way.
         said = team.exchange(f"{config.allreduce} {config.check:d}".encode(), label)
         asked = {text.split()[0].decode() for text in said}
-        check = not any(text.endswith(b"0") for text in said)
+        self.checks = not any(text.endswith(b"0") for text in said)
         self._staged: Any = None
         self._why = "several hosts"
         if not team.several_hosts:
-            self._staged = self._in_memory(asked, check, label)
+            self._staged = self._in_memory(asked, label)
         if self._staged is None:
-            self._staged = open_apart(team, label, check)
+            self._staged = open_apart(team, label, self.checks)
         team.closes(self._staged.close)
 
-    def _in_memory(self, asked: set[str], check: bool, label: Label) -> Staged | None:
+    def _in_memory(self, asked: set[str], label: Label) -> Staged | None:
         """Return what reduces through shared memory, unless it is refused."""
         self._why = "one host"
         for way in ("messages", "memory"):
@@ -61,7 +66,7 @@ class Loose:
                 raise arena
             self._why = "shared memory was refused"
             return None
-        return Staged(self.team, arena, check)
+        return Staged(self.team, arena, self.checks)
 
     def reduce(self, source: Any, out: Any, dtype: str, op: str, label: Label) -> None:
         """Combine an array of all members into `out`, which may be `source`.

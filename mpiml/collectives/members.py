@@ -119,7 +119,7 @@ class _PlainTeam(Team):
         """Close what belongs to the team, and free its communicator. Collective."""
         from mpi4py import MPI
 
-        if OVER:  # some MPI libraries free all communicators at their end: others may not come
+        if OVER:  # MPICH ends what stands on COMM_WORLD in MPI_Finalize: others may not come
             self.closed = True
             return
         super().close()

@@ -1,6 +1,7 @@
 """Where collectives have ended for a process: it ends itself, or it is the child of a fork."""
 
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
@@ -27,7 +28,7 @@ def end() -> None:
     if OVER:  # done; or it is the child of a fork, in which nothing is the parent's
         return
     for guest in list(GUESTS):
-        guest.leave_at_end()
+        _do(guest.leave_at_end)
     OVER.append(
         ServiceGoneError(
             "mpiml.collectives: the process, or MPI in it, has ended while an operation was under "
@@ -35,9 +36,17 @@ def end() -> None:
         )
     )
     for holder in list(THREADED):
-        holder.close()
+        _do(holder.close)
     for function in LAST:
+        _do(function)
+
+
+def _do(function: Callable[[], None]) -> None:
+    """Do one thing of the end, and the others even if it fails."""
+    try:
         function()
+    except Exception as error:
+        sys.stderr.write(f"mpiml: at the end of the process: {type(error).__name__}: {error}\n")
 
 
 def _forked() -> None:

@@ -111,7 +111,8 @@ def end_with_mpi() -> None:
     """Have collectives end when MPI does, if the user's code ends it. Local, once MPI is there.
 
     The standard has attributes of ``MPI_COMM_SELF`` deleted before anything else in
-    ``MPI_Finalize`` (MPI 4.1, 11.2.4).
+    ``MPI_Finalize`` (MPI 4.1, 11.2.4). MPICH takes locks no more by then, so a thread that calls
+    MPI at that moment, as for a model that is open, may do harm: the docs say to close before.
     """
     from mpi4py import MPI
 

@@ -236,10 +236,10 @@ class Team:
         is as for `exchange`.
         """
         self.worker.settle()  # requests under way meet here too
-        if self.closed:  # an MPI may free what is left at its end: MPICH does
+        if self.closed:  # by MPICH too, for what stands on COMM_WORLD, at its end
             raise ServiceGoneError(
-                f"{label}: {self.title} has been freed, or MPI has been "
-                "finalised, in this process. Close what was made for it before."
+                f"{label}: {self.title} is over in this process: it has been freed, MPI "
+                "finalised, or the program has ended. Close what was made for it before."
             )
         broken = self.room.shared.get(BROKEN)
         if broken:

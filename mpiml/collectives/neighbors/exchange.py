@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
-from mpiml.collectives.labels import Label
+from mpiml.collectives.labels import Label, refused
 from mpiml.collectives.mail import INLINE, Parcel, Receiving, mail_of
 from mpiml.collectives.neighbors.edges import Edges
 from mpiml.collectives.neighbors.leaves import Leaves
 from mpiml.collectives.neighbors.snapshots import Snapshot, Snapshots
-from mpiml.collectives.neighbors.wording import mismatch, refusal, refused
+from mpiml.collectives.neighbors.wording import mismatch, refusal
 from mpiml.collectives.team import Team
 
 __all__ = ["AHEAD", "Block", "Exchange", "exchange_of"]

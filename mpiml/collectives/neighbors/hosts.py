@@ -17,7 +17,6 @@ from mpiml.collectives.neighbors.leaves import Leaves
 from mpiml.collectives.neighbors.reducing import meeting_of, mixed
 from mpiml.collectives.room import Room
 from mpiml.collectives.team import Hooks, Team
-from mpiml.config import Config
 from mpiml.errors import MpimlError, ServiceGoneError, UsageError
 from mpiml.topology import Schedule, Topology
 
@@ -146,11 +145,7 @@ class _Home:
         self._own = self._hosts.index(team.hosts[team.index])
         self.leads = team.index == team.local[0]
         self._plans: dict[tuple[str, Topology], Edges] = {}
-        self._checks = True  # whether a member that reduces hears of one that cannot
         self.team: Team | None = _host_team(team)
-        if self.team is not None:
-            said = self.team.exchange(b"%d" % Config.read().check, f"making {self.team.title}")
-            self._checks = b"0" not in said
 
     def edges(self, topology: Any, step: int | None) -> Edges:
         """Return the edges of this host, between the first members of hosts."""
@@ -187,7 +182,7 @@ class _Home:
         UsageError
             Another member has an error, or they differ.
         """
-        if not self._checks:
+        if not loose_of(team, label).checks:
             team.agree(_told(error), label)
         elif error is not None:  # the others hear of it where they reduce
             refuse(team, _WHERE, error, lambda said: loose_of(team, said))

@@ -5,15 +5,9 @@ import re
 from mpiml.collectives.labels import REFUSED, Label
 from mpiml.collectives.regions import first_difference
 from mpiml.collectives.team import Team
-from mpiml.errors import MpimlError, UsageError
+from mpiml.errors import UsageError
 
-__all__ = ["mismatch", "refusal", "refused"]
-
-
-def refused(where: str, error: Exception) -> Label:
-    """Return what a member that cannot take part sends, as `mpiml.collectives.alike.refuse`."""
-    kind = "" if isinstance(error, MpimlError) else f"{type(error).__name__}: "
-    return Label(" ".join(f"{where}{REFUSED}{kind}{error}".split()))
+__all__ = ["mismatch", "refusal"]
 
 
 def refusal(team: Team, source: int, text: str) -> UsageError:

@@ -125,42 +125,42 @@ class Held:
         """Let go of the memory. Collective over the members. Views stay readable."""
         if self._closed:
             return
-        if self._parted():
+        if self._is_cut_off():
             self._abandon()
             return
         self._meet("close")
         self._closed = True
-        self._end()
+        self._close_own()
         if self._remote is not None:
             self._remote.close()
 
     def _meet(self, call: str) -> None:
         """Flush, and wait for the others. Collective over the members."""
         self._open(call)
-        if self._parted():
+        if self._is_cut_off():
             raise ServiceGoneError(
                 f"{self.title}.{call}: MPI has been finalised in this process, or the "
                 f"communicator freed. Close the {self.what} before."
             )
         label = Label(f"{self.title}.{call}", name=self._name)
         with self._team.round(label):
-            said = self._come(call)
+            said = self._before_meeting(call)
             if self._remote is not None:
                 self._remote.flush()
-            self._hear(self._team.exchange(said, label))
+            self._after_meeting(self._team.exchange(said, label))
 
-    def _come(self, call: str) -> bytes:
-        """Do what is to be done before the others are waited for; return what they are told."""
+    def _before_meeting(self, call: str) -> bytes:
+        """Do what comes before the others are waited for; return what they are told. Local."""
         return b""
 
-    def _hear(self, said: Sequence[bytes]) -> None:
-        """Take in what all have said."""
+    def _after_meeting(self, said: Sequence[bytes]) -> None:
+        """Take in what all have said. Local."""
 
-    def _end(self) -> None:
-        """End what else there is. Collective over the members."""
+    def _close_own(self) -> None:
+        """Close what the class has besides, after the meeting. Collective over the members."""
 
-    def _parted(self) -> bool:
-        """Whether the members were joined by a communicator, which has ended, or by MPI's end."""
+    def _is_cut_off(self) -> bool:
+        """Whether what joined the members, communicator or MPI, has ended. Local."""
         if self._team.closed or self._team.comm is None:
             return self._team.closed
         from mpi4py import MPI

@@ -279,19 +279,19 @@ class RingModel(Model):
             if self._ring is not None:
                 self._ring.back()
 
-    def _come(self, call: str) -> bytes:
-        """Step aside, and tell the others what has been seen of the ring."""
+    def _before_meeting(self, call: str) -> bytes:
+        """Step aside; return what has been seen of the ring, for the others."""
         if self._ring is None:
             return b""
         self._ring.aside(end=call == "close")
         return _SEEN.pack(*self._ring.seen)
 
-    def _hear(self, said: Sequence[bytes]) -> None:
+    def _after_meeting(self, said: Sequence[bytes]) -> None:
         if self._ring is not None:
             for seen in said:
                 self._ring.hear(_SEEN.unpack(seen))
 
-    def _end(self) -> None:
+    def _close_own(self) -> None:
         """Wait until the token is somewhere, not under way. Collective over the members."""
         if self._ring is None:
             return

@@ -35,6 +35,7 @@ _LATE: Final = 1.5e-4  # s, after which a read seems to need the help of the oth
 _LAST: Final = 5.0  # s, that others have to come to freeing a window where the process ends
 _SLOW: Final = 20.0  # s, after which a read of the self-test has failed
 _KEY: Final = "windows work"
+_ENDS: Final = "where processes with windows meet at their end"
 
 
 class Reads(Protocol):
@@ -219,13 +220,14 @@ class _Windows:
         """Note an open window; it is freed with its team, if it is not before.
 
         Collective over the processes, the first time: they get a communicator to meet on at
-        their end, since some may be in an operation on the team's.
+        their end, since some may be in an operation on the team's. Which member of a process
+        notes a window is chance, so what counts is in the room that they share.
         """
         self._open[id(window)] = window, team
-        if _KEY not in team.kept:
+        if _ENDS not in team.room.shared:
             from mpiml.world import own_duplicate
 
-            team.kept[_KEY] = own_duplicate(team.comm, f"mpiml windows of {team.title}")
+            team.room.shared[_ENDS] = own_duplicate(team.comm, f"mpiml windows of {team.title}")
             team.closes(lambda: self.free_of(team), early=True)
 
     def free(self, window: Any) -> None:
@@ -247,29 +249,38 @@ class _Windows:
         from mpi4py import MPI
 
         for window, its in list(self._open.values()):
-            if its is team:
+            if its.room is team.room:
                 self.free(window)
-        ends = team.kept.pop(_KEY, None)
+        ends = team.room.shared.pop(_ENDS, None)
         if ends is not None and not team.spoiled and not MPI.Is_finalized():
             ends.Free()
 
     def free_all(self) -> None:
-        """Free what is left; give up where others do not come."""
+        """Free what is left; give up where others do not come.
+
+        They meet twice: whoever has given up the first time does not come to the second, so
+        that nobody frees a window alone.
+        """
         from mpi4py import MPI
 
         for window, team in list(self._open.values()):
-            ends = team.kept.get(_KEY)
-            if MPI.Is_finalized() or ends is None:
+            ends = team.room.shared.get(_ENDS)
+            if MPI.Is_finalized() or ends is None or not (_met(ends) and _met(ends)):
                 return
-            request = ends.Ibarrier()
-            begun = time.monotonic()
-            while not request.Test():
-                waited = time.monotonic() - begun
-                if waited > _LAST:
-                    keep(request)
-                    return
-                rest(waited)
             self.free(window)
+
+
+def _met(comm: Any) -> bool:
+    """Wait for all processes of a communicator, not for long; tell whether they have come."""
+    request = comm.Ibarrier()
+    begun = time.monotonic()
+    while not request.Test():
+        waited = time.monotonic() - begun
+        if waited > _LAST:
+            keep(request)
+            return False
+        rest(waited)
+    return True
 
 
 @functools.cache  # made once MPI is there

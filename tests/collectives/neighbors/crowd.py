@@ -18,6 +18,7 @@ places = pytest.mark.parametrize(
         pytest.param("ranks", marks=mpi),
         pytest.param("nodes on ranks", marks=mpi),
         pytest.param("two on each of two ranks", marks=mpi),
+        pytest.param("two on each of two hosts", marks=mpi),
         pytest.param("hosts of one rank", marks=mpi),
         pytest.param("hosts of two ranks", marks=mpi),
     ],
@@ -41,6 +42,8 @@ def played(place, body, monkeypatch=None):
     if isinstance(place, int) or place == "ranks":
         everywhere("mpi" if place == "ranks" else place, body)
         return
+    if "two hosts" in place:
+        monkeypatch.setenv("MPIML_HOST_SIZE", "1")
     from mpi4py import MPI
 
     world, two = MPI.COMM_WORLD, "two" in place

@@ -648,3 +648,23 @@ def test_a_member_that_raises_does_not_hold_the_others(monkeypatch):
             model.add(np.ones(10))
 
     everywhere("hosts of one rank", body, monkeypatch)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_many_windows_of_members_that_share_processes(monkeypatch):
+    """Whichever member of a process comes last makes a window there: it is not always the same."""
+
+    def body(comm):
+        for _ in range(12):
+            with SharedModel(comm, LIKE) as model:
+                model.add(
+                    {
+                        k: np.ones_like(v) if k != "in" else [np.ones(())]
+                        for k, v in LIKE.items()
+                    }
+                )
+                model.barrier()
+                assert model.snapshot()[1] == model.size
+
+    monkeypatch.setenv("MPIML_ONESIDED", "windows")
+    played("two on each of two hosts", body, monkeypatch)
