@@ -386,6 +386,7 @@ def test_a_session_that_is_refused_leaves_nothing_behind():
     assert not _busy
 
 
+@pytest.mark.mpi
 def test_a_communicator_is_claimed_under_a_lock(monkeypatch):
     from mpi4py import MPI
 

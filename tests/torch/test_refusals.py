@@ -372,6 +372,7 @@ def test_mpi4py_s_sum_is_an_operation():
     learn("mpi", body)
 
 
+@pytest.mark.mpi
 def test_a_sparse_gradient_is_refused():
     class Sparse(torch.nn.Module):
         def __init__(self):
