@@ -79,7 +79,7 @@ class Leavers:
         """Take in that another process ends."""
         process, how, consequence, told = json.loads(message[len(_MARK) :])
         self._gone.setdefault(process, (how, consequence))
-        if self._here or told or self._passed:  # whoever ends after one has is told of nobody
+        if self._here or told or self._passed:  # one name suffices: no wait can end any more
             return []
         self._passed = True
         return self._tell(self._others, process, how, consequence)

@@ -5,7 +5,6 @@ A process that ends says so to the others: who waits for a member of it then get
 
 import contextlib
 import itertools
-import os
 import threading
 import time
 from collections import deque
@@ -72,7 +71,6 @@ class Office:
         self._apart: dict[tuple[int, int], Apart] = {}  # bodies not asked for, by rank and tag
         self._asking = threading.Lock()  # of these; never held in a wait
         self._left: dict[int, float] = {}  # ranks that send nothing any more, since when
-        self._process = os.getpid()
         self._farewells: list[Any] | None = None  # requests, once the others are told
         self._comm: Any = None
         self._status: Any = None
@@ -359,8 +357,7 @@ class Office:
         """Tell the other processes that this one ends, if the mail is open. Local."""
         from mpi4py import MPI
 
-        forked = os.getpid() != self._process
-        if self._comm is not None and not forked and not MPI.Is_finalized():
+        if self._comm is not None and not MPI.Is_finalized():
             with contextlib.suppress(MPI.Exception):  # of peers that have died
                 keep(self._say_farewell())
 
