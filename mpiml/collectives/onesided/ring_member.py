@@ -2,9 +2,11 @@
 
 A turn is had inside of a call that adds, once its updates are counted: nobody waits. A member
 that waits for others, or has ended, steps aside: meanwhile the agent's thread gives the token
-on as it comes, and the turn is left out.
+on as it comes, and the turn is left out. A token that finds everybody aside goes on round all the
+same, with a rest in each round: who comes back next, has a turn, wherever the token was.
 """
 
+import time
 from typing import Final, NamedTuple
 
 from mpiml.collectives.onesided.agent import Agent
@@ -17,6 +19,7 @@ from mpiml.errors import ServiceGoneError
 __all__ = ["RingDone", "RingMember"]
 
 _NEVER: Final = 1 << 62  # updates
+_REST: Final = 5e-3  # s, of a token in each round of members that are all aside
 
 
 class RingDone(NamedTuple):
@@ -71,6 +74,7 @@ class RingMember:
         self._next = self._turns.left  # so many of them are
         self._looks = False  # whether nothing is to be done until the token comes
         self._aside = self._ended = False
+        self._rests = 0.0  # until when the token stays here, once it is to rest
         self._moved = self._kept = self._left_out = 0
 
     # -- turns ---------------------------------------------------------------------------------
@@ -174,7 +178,7 @@ class RingMember:
         if not self._aside or self._ended:
             return
         self._agent.remove(self._carry)
-        self._aside = False
+        self._aside, self._rests = False, 0.0
         if self._token is not None:  # it is this member's to have; then it goes round anew
             self._token = self._token._replace(idle=0)
         self._next = self._turns.left or 1
@@ -196,17 +200,21 @@ class RingMember:
             return False
         if self._ended and self._member not in token.absent:
             token = self._token = token._replace(absent=token.absent | {self._member})
-        if token.idle >= rule.size and not self._ended:
-            return False  # all others are aside too: it stays until somebody is back
+        if token.idle >= rule.size:
+            now = time.monotonic()
+            self._rests = self._rests or now + _REST
+            if now < self._rests:
+                return False
         own = self._turns.token
         turn = rule.after(own, token.absent)
         if turn is None or turn == own:
             return False
+        idle = token.idle % rule.size + 1
         try:
-            self._carrier.give(turn, token._replace(hops=token.hops + 1, idle=token.idle + 1))
+            self._carrier.give(turn, token._replace(hops=token.hops + 1, idle=idle))
         except ServiceGoneError:  # the program ends
             return False
-        self._token = None
+        self._token, self._rests = None, 0.0
         self._left_out += 1
         return True
 

@@ -32,7 +32,7 @@ class Token(NamedTuple):
 
     hops: int  #: how often it has been given on
     last: int  #: the turn that ended last; at first the one before turn 0
-    idle: int  #: how often it has been given on since then, by members that have stepped aside
+    idle: int  #: how often since then by members that are aside, from 1 again after each round
     absent: frozenset[int] = frozenset()  #: members, by their numbers in the ring, that ended
 
     def pack(self, size: int) -> bytes:

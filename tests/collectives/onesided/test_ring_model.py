@@ -369,6 +369,36 @@ def test_a_member_that_waits_does_not_hold_the_ring(place, monkeypatch):
     everywhere(place, body, monkeypatch)
 
 
+def test_who_comes_back_has_a_turn_though_all_others_stay_aside():
+    """The token has found everybody aside, and rests with a member that will not come back."""
+    one_waits, both_wait, hops = threading.Event(), threading.Event(), []
+
+    def body(team):
+        with RingModel(team, np.zeros(2), cluster_size=1, delay=1) as model:
+            ring = model._ring
+            if model.index == 1:
+                add_until(model, lambda found: found["syncs"])
+                one_waits.set()
+            elif model.index == 0:
+                add_until(model, lambda _: one_waits.is_set())
+                before = model.statistics()["syncs"]
+                add_until(model, lambda found: found["syncs"] > before)
+                hops.append(ring.seen[0])
+                both_wait.set()  # at the barrier it passes the token on, to member 1
+            else:
+                ring.aside()
+                assert both_wait.wait(LIMIT)
+                end = time.monotonic() + LIMIT
+                while ring.seen[0] < hops[0] + 1 + 3:  # from 1 to 2, 0 and 1 again
+                    time.sleep(1e-4)
+                    assert time.monotonic() < end
+                ring.back()
+                add_until(model, lambda found: found["syncs"])
+            model.barrier()
+
+    together(3, body)
+
+
 def test_a_member_that_fails_does_not_hold_the_ring():
     """It leaves by an exception, in the midst of its turn."""
 
