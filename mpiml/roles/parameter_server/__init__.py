@@ -1,0 +1,1 @@
+"""The parameter server: arrays on server ranks, which workers pull from and push to."""
