@@ -1,60 +1,198 @@
 """The clients of a role's replicas, called together."""
 
+import itertools
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, overload
 
-from mpiml.client import Client
+from mpiml.client import Client, Submitting
 from mpiml.errors import UsageError
-from mpiml.later import refuse
+from mpiml.reducing import Reducing
+from mpiml.target import Target
 
 __all__ = ["ClientGroup"]
 
-_GROUP_VERBS = ("scatter", "least_loaded", "reduced")
+
+class _Verb:
+    """One way of calling a group: its attributes are the methods, as futures or waited for."""
+
+    def __init__(
+        self, targets: Sequence[Target], make: Callable[..., Any], waits: bool
+    ) -> None:
+        self._targets = targets
+        self._make = make
+        self._waits = waits
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        for target in self._targets:
+            target.check(name)
+        return self._make(self._targets, name, self._waits)
 
 
-class _Each:
-    """A method on every member of a group."""
+class _Call:
+    """A method of the replicas, in one way of calling them."""
 
-    __slots__ = ("_bound",)
+    __slots__ = ("_bound", "_name", "_targets", "_waits")
 
-    def __init__(self, bound: list[Any]) -> None:
-        self._bound = bound
+    def __init__(self, targets: Sequence[Target], name: str, waits: bool) -> None:
+        self._targets = targets
+        self._name = name
+        self._waits = waits
+        self._bound = [Submitting(target, name) for target in targets]
+
+    def _gathered(self, futures: list[Any], began: float) -> list[Any]:
+        """Return the results in order, each within the deadline of its client."""
+        if not self._waits:
+            return futures
+        results = []
+        for target, future in zip(self._targets, futures, strict=True):
+            timeout = target.timeout
+            left = None if timeout is None else max(0.0, began + timeout - time.monotonic())
+            results.append(future.result(left))
+        return results
+
+
+class _Same(_Call):
+    """``clients.method(x)``: the same arguments for all."""
+
+    __slots__ = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> list[Any]:
         """Call all replicas at once; a list in their order."""
-        return [bound(*args, **kwargs) for bound in self._bound]
+        began = time.monotonic()
+        return self._gathered([bound(*args, **kwargs) for bound in self._bound], began)
 
 
-class _GroupFutures:
+class _Scattered(_Call):
+    """``clients.scatter.method(xs, common=y)``: item i for replica i, keywords for all."""
+
+    __slots__ = ()
+
+    def __call__(self, items: Any, /, **kwargs: Any) -> list[Any]:
+        """Call all replicas at once, each with its item; a list in their order.
+
+        Raises
+        ------
+        UsageError
+            There are not as many items as replicas.
+        """
+        own = list(items)
+        if len(own) != len(self._bound):
+            raise UsageError(
+                f"clients.scatter.{self._name}: expected one item for each of "
+                f"{len(self._bound)} replicas, got {len(own)}"
+            )
+        began = time.monotonic()
+        calls = zip(self._bound, own, strict=True)
+        return self._gathered([bound(item, **kwargs) for bound, item in calls], began)
+
+
+class _LeastLoaded:
+    """``clients.least_loaded.method(x)``: the replica with the fewest calls of this group."""
+
+    def __init__(
+        self, loads: "_Loads", targets: Sequence[Target], name: str, waits: bool
+    ) -> None:
+        self._loads = loads
+        self._waits = waits
+        self._bound = [Submitting(target, name) for target in targets]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call one replica; return its result, or its future."""
+        place = self._loads.take()
+        try:
+            future = self._bound[place](*args, **kwargs)
+        except BaseException:
+            self._loads.give_back(place)
+            raise
+        future.when_done(lambda _: self._loads.give_back(place))
+        # a call that was given up after its deadline still loads its replica
+        return future.result(self._bound[place]._target.timeout) if self._waits else future
+
+
+class _Loads:
+    """How many calls of a group are under way at each replica."""
+
+    def __init__(self, replicas: int) -> None:
+        self._counts = [0] * replicas
+        self._turns = itertools.count()
+        self._lock = threading.Lock()
+
+    def take(self) -> int:
+        """Return the replica to call next: of several, each in its turn."""
+        with self._lock:
+            counts = self._counts
+            first = next(self._turns) % len(counts)
+            places = [*range(first, len(counts)), *range(first)]
+            place = min(places, key=counts.__getitem__)
+            counts[place] += 1
+            return place
+
+    def give_back(self, place: int) -> None:
+        with self._lock:
+            self._counts[place] -= 1
+
+
+class _Group:
+    """What a group has in both spellings, waiting and not."""
+
+    _waits = True
+
+    def __init__(self, clients: Sequence[Client], loads: _Loads | None = None) -> None:
+        self._clients = list(clients)
+        self._targets = [client.__dict__["_target"] for client in self._clients]
+        self._loads = loads or _Loads(len(self._clients))
+
+    @property
+    def scatter(self) -> _Verb:
+        """``clients.scatter.method(xs, common=y)``: item i for replica i, keywords for all."""
+        return _Verb(self._targets, _Scattered, self._waits)
+
+    @property
+    def least_loaded(self) -> _Verb:
+        """``clients.least_loaded.method(x)``: one replica does it.
+
+        The one with the fewest calls under way that this group of clients has made so; what
+        other nodes ask of it is not known here.
+        """
+        if not self._clients:
+            raise UsageError("clients.least_loaded: expected a replica, got an empty group")
+
+        def make(targets: Sequence[Target], name: str, waits: bool) -> _LeastLoaded:
+            return _LeastLoaded(self._loads, targets, name, waits)
+
+        return _Verb(self._targets, make, self._waits)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(_Verb(self._targets, _Same, self._waits), name)
+
+
+class _GroupFutures(_Group):
     """``clients.futures.method(x)``: a list of futures, one for each replica."""
 
-    def __init__(self, clients: list[Client]) -> None:
-        self._clients = clients
-
-    def __getattr__(self, name: str) -> _Each:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _Each([getattr(c.futures, name) for c in self._clients])
+    _waits = False
 
 
-class ClientGroup:
+class ClientGroup(_Group):
     """The clients of a role's replicas: a sequence, whose methods call all of them.
 
     Local. ``clients.method(x)`` returns the list of results, ``clients.futures.method(x)`` a
-    list of futures; slices are groups.
+    list of futures; slices are groups. `scatter`, `least_loaded` and `reduced` are other ways
+    of calling them; the first two also after ``futures``.
     """
 
     # Registered as a Sequence below, not derived from it: its `count` and `index` would hide
     # methods of such names.
 
-    def __init__(self, clients: Sequence[Client]) -> None:
-        self._clients = list(clients)
-
     @property
     def futures(self) -> _GroupFutures:
         """The same calls, as futures."""
-        return _GroupFutures(self._clients)
+        return _GroupFutures(self._clients, self._loads)
 
     @property
     def stream(self) -> Any:
@@ -63,6 +201,27 @@ class ClientGroup:
             f"{self!r}.stream: expected the client of one replica, got a group. Stream from "
             "each: for c in clients: c.stream.method(...)"
         )
+
+    def reduced(self, op: str) -> _Verb:
+        """``clients.reduced("sum").method(x)``: all replicas do it, and one result comes.
+
+        The replicas combine their results on the way, along a binary tree of calls among
+        themselves, so what the caller sends and receives does not depend on how many there are.
+        Calls that this node has made to them before are waited for, to keep their order.
+
+        Parameters
+        ----------
+        op : str
+            ``"sum"``, ``"mean"``, ``"min"``, ``"max"`` or ``"prod"``, of numbers, arrays, or
+            trees of arrays; combined in the order of the replicas, in the dtype of the results.
+
+        Raises
+        ------
+        UsageError
+            There is no such operation, or no replica.
+        """
+        reducing = Reducing(op, len(self._clients))
+        return _Verb(self._targets, reducing.bind, True)
 
     def with_options(self, *, timeout: float | None = None) -> "ClientGroup":
         """Return a group whose blocking calls have a deadline, in seconds."""
@@ -83,38 +242,8 @@ class ClientGroup:
     def __iter__(self) -> Iterator[Client]:
         return iter(self._clients)
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        if name in _GROUP_VERBS:
-            refuse(name)
-        return _GroupCall(self._clients, name)
-
     def __repr__(self) -> str:
         return f"<ClientGroup of {len(self._clients)}>"
 
 
 Sequence.register(ClientGroup)
-
-
-class _GroupCall:
-    """``clients.method``: fans out, then gathers within the deadline of each client."""
-
-    __slots__ = ("_clients", "_name")
-
-    def __init__(self, clients: list[Client], name: str) -> None:
-        for client in clients:
-            client.__dict__["_target"].check(name)
-        self._clients = clients
-        self._name = name
-
-    def __call__(self, *args: Any, **kwargs: Any) -> list[Any]:
-        """Call all replicas at once and return their results in order."""
-        began = time.monotonic()
-        futures = [getattr(c.futures, self._name)(*args, **kwargs) for c in self._clients]
-        results = []
-        for client, future in zip(self._clients, futures, strict=True):
-            timeout = client.__dict__["_target"].timeout
-            left = None if timeout is None else max(0.0, began + timeout - time.monotonic())
-            results.append(future.result(left))
-        return results

@@ -3,6 +3,7 @@
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from mpiml.agree import Agreement
@@ -12,6 +13,7 @@ from mpiml.errors import Stopped
 from mpiml.graph import Vertex
 from mpiml.handles import bind
 from mpiml.nodes import PyNode, ServiceNode, served_methods
+from mpiml.reducing import REDUCE, reduce_here
 from mpiml.scope import BodyScope, current_scope, enter, leave
 from mpiml.server import MethodScope, Request, Server
 from mpiml.streams import start_stream
@@ -113,6 +115,8 @@ class HostedNode:
         if not serves:
             self.server.methods = {b"result": self._result, b"done": lambda: self.returned}
             self.server.starters[b"result"] = self._start_result
+        self.server.methods[REDUCE.encode()] = partial(reduce_here, self.server)
+        if not serves:
             self.server.serve()
 
     # -- running -----------------------------------------------------------------------------

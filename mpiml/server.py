@@ -268,7 +268,8 @@ class Server:
 
     def unknown(self, name: bytes) -> UnknownMethodError:
         """Build the error for a method that is not served."""
-        served = ", ".join(sorted(n.decode() for n in self.methods)) or "none"
+        names = sorted(n.decode() for n in self.methods)
+        served = ", ".join([n for n in names if n.isidentifier()]) or "none"  # not our own
         return UnknownMethodError(
             f"{self.owner.title}: method {name.decode()!r} not found; served are: {served}"
         )

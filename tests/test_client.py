@@ -147,9 +147,6 @@ def test_a_group_fans_out_in_order_and_slices_are_groups(mode):
         assert [c.who() for c in echo] == [0, 1, 2]
         with pytest.raises(mpiml.UnknownMethodError):
             echo.missing(1)
-        for verb in ("scatter", "least_loaded", "reduced"):
-            with pytest.raises(mpiml.UsageError, match="comes with"):
-                getattr(echo, verb)
 
     play(mode, body, echo=mpiml.ServiceNode(Echo), replicas={"echo": 3})
 

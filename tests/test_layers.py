@@ -22,7 +22,14 @@ FLOORS = {
         ["mpiml.asked", "mpiml.config", "mpiml.later", "mpiml.settings"],
     ],
     "logic": [
-        ["mpiml.control", "mpiml.hosts", "mpiml.libraries", "mpiml.references", "mpiml.scope"],
+        [
+            "mpiml.consistency",
+            "mpiml.control",
+            "mpiml.hosts",
+            "mpiml.libraries",
+            "mpiml.references",
+            "mpiml.scope",
+        ],
         ["mpiml.signatures", "mpiml.waits"],
         ["mpiml.payload_memory", "mpiml.tracebacks"],
         ["mpiml.callbacks", "mpiml.cores", "mpiml.handles", "mpiml.nodes", "mpiml.wire"],
@@ -237,6 +244,7 @@ FLOORS = {
         ["mpiml.aio", "mpiml.batching", "mpiml.streams"],
         ["mpiml.target"],
         ["mpiml.board", "mpiml.client"],
+        ["mpiml.reducing"],
         ["mpiml.group"],
     ],
     # below launch, which reads the command line when it is given the function

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from mpiml.consistency import Async, Backup, BoundedDelay, Consistency, DropStale, SSP
+from mpiml.consistency import SSP, Async, Backup, BoundedDelay, Consistency, DropStale
 from mpiml.errors import UsageError
 
 __all__ = ["Order", "Pushed", "Update", "order_of"]

@@ -112,7 +112,9 @@ def test_bounded_delay_an_iteration_begins_after_those_before_the_bound(workers,
         now = server.at[worker]
         assert {(w, t) for w in range(workers) for t in range(now - tau)} <= server.seen
         for update in server.applied:  # of one iteration, in the order of the workers
-            assert list(update.gradients) == [(w, update.gradients[0][1]) for w in range(workers)]
+            assert list(update.gradients) == [
+                (w, update.gradients[0][1]) for w in range(workers)
+            ]
 
     Server(BoundedDelay(tau), workers, check).run(choices)
 
@@ -165,7 +167,9 @@ def test_what_is_too_stale_is_dropped_and_nothing_else(workers, n, choices):
         staleness = order.version - versions[worker]
         pushed = order.push(worker, versions[worker], None)
         assert bool(pushed.dropped) == (staleness > n)
-        assert [u.staleness for u in pushed.updates] == ([] if staleness > n else [(staleness,)])
+        assert [u.staleness for u in pushed.updates] == (
+            [] if staleness > n else [(staleness,)]
+        )
         if choice % 2:
             versions[worker] = order.version
 
@@ -197,10 +201,16 @@ def test_versions_that_have_not_been_are_refused():
         (lambda: DropStale(True), r"DropStale: n"),
         (lambda: Backup(-2), r"Backup: b"),
         (lambda: Async(compensate=-1.0), r"compensate: expected a number >= 0"),
-        (lambda: Async(compensate=float("nan")), r"compensate: expected a number >= 0, got nan"),
+        (
+            lambda: Async(compensate=float("nan")),
+            r"compensate: expected a number >= 0, got nan",
+        ),
         (lambda: order_of(Backup(2), 2), r"more workers than backups, got 2"),
         (lambda: as_consistency("ssp", "here"), r"here: consistency: expected 'bsp'"),
-        (lambda: as_consistency(SSP, "here"), r"here: consistency: expected 'bsp', .* got <class"),
+        (
+            lambda: as_consistency(SSP, "here"),
+            r"here: consistency: expected 'bsp', .* got <class",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused(make, text):

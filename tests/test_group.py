@@ -1,0 +1,220 @@
+"""The verbs of a group of replicas: one item for each, the least loaded, results that are combined."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import mpiml
+from mpiml.group import _Loads
+from mpiml.reducing import _combined
+from tests.playing import Gate, both, play
+
+
+class Worker(Gate):
+    def __init__(self):
+        super().__init__()
+        self.index = mpiml.context().index
+        self.state = np.full(3, float(self.index))
+        self.notes = []
+
+    def note(self, x, *, common=None):
+        self.notes.append(x)
+        return self.index, x, common
+
+    def who(self):
+        return self.index
+
+    def vector(self, scale=1.0):
+        return self.state * scale
+
+    def kept(self):
+        return self.state  # which it goes on using
+
+    def tree(self):
+        return {"loss": float(self.index), "grads": [np.ones((2, 2), "f4"), np.arange(2)]}
+
+    def fails(self):
+        if self.index == 2:
+            raise KeyError("two")
+        return 1.0
+
+    def uneven(self):
+        return np.ones(2 + self.index // 2)
+
+    def text(self):
+        return "no number"
+
+    async def later(self):
+        return np.ones(1) * self.index
+
+    @mpiml.batched(max_batch_size=8, timeout=0.01)
+    def batch(self, x):
+        return x * 2
+
+
+def workers(count):
+    return {"replicas": {"workers": count}, "workers": mpiml.ServiceNode(Worker)}
+
+
+# -- scatter ---------------------------------------------------------------------------------------
+
+
+@both
+def test_scatter_gives_each_replica_its_item(mode):
+    def body(workers):
+        got = workers.scatter.note("abc", common=7)
+        assert got == [(0, "a", 7), (1, "b", 7), (2, "c", 7)]
+        futures = workers.futures.scatter.note([1, 2, 3])
+        assert [f.result() for f in futures] == [(0, 1, None), (1, 2, None), (2, 3, None)]
+        assert workers[1:].scatter.note(iter([8, 9])) == [(1, 8, None), (2, 9, None)]
+        with pytest.raises(mpiml.UsageError, match="one item for each of 3 replicas, got 2"):
+            workers.scatter.note([1, 2])
+        with pytest.raises(mpiml.UnknownMethodError):
+            workers.scatter.missing([1, 2, 3])
+
+    play(mode, body, **workers(3))
+
+
+# -- least loaded ----------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 5), st.lists(st.booleans(), max_size=40))
+def test_loads_stay_even_and_nobody_is_left_out(replicas, steps):
+    loads = _Loads(replicas)
+    open_ = []
+    for take in steps:
+        if take or not open_:
+            before = list(loads._counts)
+            place = loads.take()
+            assert before[place] == min(before)
+            open_.append(place)
+        else:
+            loads.give_back(open_.pop(0))
+    while open_:
+        loads.give_back(open_.pop())
+    assert sorted({loads.take() for _ in range(replicas)}) == list(range(replicas))
+
+
+@both
+def test_who_is_busy_is_passed_over(mode):
+    def body(workers):
+        busy = workers.futures.least_loaded.hold()
+        where = {workers.least_loaded.who() for _ in range(6)}
+        assert len(where) == 2
+        free = [c for c in workers if c.who() in where]
+        assert len(free) == 2
+        for client in workers:
+            client.open()
+        busy.result()
+        assert {workers.least_loaded.who() for _ in range(6)} == {0, 1, 2}
+        with pytest.raises(mpiml.UsageError, match="empty group"):
+            workers[:0].least_loaded.who()
+
+    play(mode, body, concurrency=2, **workers(3))
+
+
+# -- reduced ---------------------------------------------------------------------------------------
+
+SUMS = {"sum": 6.0, "mean": 1.5, "min": 0.0, "max": 3.0, "prod": 0.0}
+
+
+@both
+@pytest.mark.parametrize("op", SUMS)
+def test_results_are_combined(mode, op):
+    def body(workers):
+        group = workers.reduced(op)
+        assert group.who() == SUMS[op]
+        assert group.vector(scale=1.0).tolist() == [SUMS[op]] * 3
+        assert group.later().tolist() == [SUMS[op]]
+        assert workers[2:3].reduced(op).who() == 2
+
+    play(mode, body, **workers(4))
+
+
+@both
+def test_trees_and_what_the_service_keeps(mode):
+    def body(workers):
+        tree = workers.reduced("mean").tree()
+        assert tree["loss"] == 1.0
+        assert tree["grads"][0].tolist() == [[1.0, 1.0], [1.0, 1.0]]
+        assert tree["grads"][0].dtype == np.float32
+        assert tree["grads"][1].tolist() == [0.0, 1.0]
+        for _ in range(2):
+            assert workers.reduced("sum").kept().tolist() == [3.0] * 3
+        assert workers.reduced("sum").batch(np.ones(2)).tolist() == [6.0, 6.0]
+
+    play(mode, body, **workers(3))
+
+
+@both
+def test_errors_are_those_of_the_replica(mode):
+    def body(workers):
+        with pytest.raises(KeyError, match="two"):
+            workers.reduced("sum").fails()
+        with pytest.raises(
+            mpiml.UsageError, match=r"float64 \(2,\) of workers/0 and float64 \(3,\)"
+        ):
+            workers.reduced("sum").uneven()
+        with pytest.raises(mpiml.UsageError, match=r"workers/.: expected numbers, arrays"):
+            workers.reduced("sum").text()
+        with pytest.raises(mpiml.UsageError, match="expected one of sum, mean"):
+            workers.reduced("median")
+        with pytest.raises(mpiml.UsageError, match="empty group"):
+            workers[:0].reduced("sum")
+        with pytest.raises(mpiml.UnknownMethodError, match=r"served are: .*batch, fails"):
+            workers.reduced("sum").missing()
+        assert workers.reduced("sum").who() == 3
+
+    play(mode, body, **workers(3))
+
+
+@both
+def test_a_reduced_call_does_not_overtake_those_before(mode):
+    def body(workers):
+        for turn in range(20):
+            notes = [workers[i].futures.note(turn) for i in (2, 1)]
+            assert workers.reduced("sum").noted() == 3 * (turn + 1)
+            workers[0].note(turn)
+            [note.result() for note in notes]
+
+    class Noting(Worker):
+        def noted(self):
+            return len(self.notes) + (self.index == 0)
+
+    play(mode, body, workers=mpiml.ServiceNode(Noting), replicas={"workers": 3})
+
+
+@pytest.mark.parametrize("replicas", [2, 7])
+def test_what_the_caller_receives_does_not_depend_on_the_replicas(replicas):
+    def body(workers):
+        workers.who()
+        calls = []
+        engine = workers[0].__dict__["_target"].engine
+        send, engine.new_id = engine.new_id, lambda: calls.append(1) or send()
+        try:
+            workers.reduced("sum").vector()
+        finally:
+            engine.new_id = send
+        # one process: each replica but the first is called once, by another replica
+        assert len(calls) == replicas
+
+    play("threads", body, **workers(replicas))
+
+
+@given(
+    st.lists(st.integers(-5, 5), min_size=1, max_size=5), st.sampled_from(["sum", "min", "max"])
+)
+def test_numbers_as_numpy(values, op):
+    arrays = [np.array([v, -v]) for v in values]
+    expected = getattr(np, op)(arrays, axis=0)
+    titles = [f"r/{i}" for i in range(len(values))]
+    assert _combined(op, values, titles) == expected[0]
+    before = [a.copy() for a in arrays]
+    assert (_combined(op, arrays, titles) == expected).all()
+    assert all((a == b).all() for a, b in zip(arrays, before, strict=True))
+
+
+def test_other_structures_are_refused():
+    with pytest.raises(mpiml.UsageError, match="one structure of a, b"):
+        _combined("sum", [{"x": 1}, {"y": 1}], ["a", "b"])
