@@ -1,0 +1,1 @@
+"""Topics: what publishers put goes to the subscribers that chose them, directly."""

@@ -1,0 +1,156 @@
+"""What is on its way from one publisher to one subscriber: how much may be, and what is dropped.
+
+An `Outbox` is the publisher's side of one such link, an `Inbox` the subscriber's of all its
+links. Messages of a link are numbered from 1, those that are dropped too. What is under way or
+waits is bounded on both sides, whatever the other does: the publisher sends until `window`
+messages have not been acknowledged.
+
+Pure: messages are opaque, what is to be sent is returned.
+"""
+
+import heapq
+import itertools
+from collections import deque
+from typing import Any, NamedTuple
+
+from mpiml.roles.topics.policy import BLOCK, Keep, Policy
+
+__all__ = ["Inbox", "Outbox", "Sent", "Taken"]
+
+
+class Sent(NamedTuple):
+    """A message that is to be sent now, with its number on the link."""
+
+    number: int
+    message: Any
+
+
+class Taken(NamedTuple):
+    """A message that a subscriber gets."""
+
+    link: int
+    number: int
+    message: Any
+
+
+class Outbox:
+    """The publisher's side of one link.
+
+    Local. `put`, `acknowledged` return what is to be sent, in its order.
+
+    Parameters
+    ----------
+    policy : Policy
+        Of the topic.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        keep = policy if isinstance(policy, Keep) else Keep(1, "drop_oldest")
+        self.blocks = keep.on_full == BLOCK
+        self.window = keep.n
+        self.dropped = 0  #: messages that were never sent
+        self._number = 0
+        self._open = 0  # sent, and not acknowledged
+        self._waiting: deque[Sent] = deque()
+
+    @property
+    def room(self) -> bool:
+        """Whether a message may be put now: always, unless the policy is to block."""
+        return not self.blocks or self._open < self.window
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything that was put has been sent or dropped."""
+        return not self._waiting
+
+    def put(self, message: Any) -> list[Sent]:
+        """Take a message; where there is no room, `room` is asked before."""
+        self._number += 1
+        self._waiting.append(Sent(self._number, message))
+        found = self._go()
+        if len(self._waiting) > self.window:
+            self._waiting.popleft()
+            self.dropped += 1
+        return found
+
+    def acknowledged(self, count: int) -> list[Sent]:
+        """Note that so many more messages need no room any more."""
+        self._open -= count
+        return self._go()
+
+    def _go(self) -> list[Sent]:
+        found = []
+        while self._waiting and self._open < self.window:
+            self._open += 1
+            found.append(self._waiting.popleft())
+        return found
+
+
+class Inbox:
+    """The subscriber's side of all its links.
+
+    Local. `arrive` and `take` return what is to be acknowledged too.
+
+    Parameters
+    ----------
+    policy : Policy
+        Of the topic.
+    links : int
+        From how many publishers, numbered from 0.
+    """
+
+    def __init__(self, policy: Policy, links: int) -> None:
+        keep = policy if isinstance(policy, Keep) else Keep(1, "drop_oldest")
+        self._blocks = keep.on_full == BLOCK
+        self._n = keep.n
+        self._batch = max(1, keep.n // 4)
+        self._queues: list[deque[tuple[int, int, Any]]] = [deque() for _ in range(links)]
+        self._numbers = [0] * links  # of the last message that has come
+        self._owed = [0] * links  # acknowledgements
+        self._order: list[tuple[int, int]] = []  # heap of (arrival, link); old ones too
+        self._arrivals = itertools.count()
+        self._ended: set[int] = set()
+        self.dropped = [0] * links  #: for each link, how many messages were lost
+
+    def __len__(self) -> int:
+        return sum(map(len, self._queues))
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left, and nothing will come."""
+        return len(self._ended) == len(self._queues) and not len(self)
+
+    def arrive(self, link: int, number: int, message: Any) -> int:
+        """Take a message in; return how many of the link to acknowledge now."""
+        self.dropped[link] += number - self._numbers[link] - 1
+        self._numbers[link] = number
+        arrival, queue = next(self._arrivals), self._queues[link]
+        queue.append((arrival, number, message))
+        heapq.heappush(self._order, (arrival, link))
+        if len(queue) > self._n:
+            queue.popleft()
+            self.dropped[link] += 1
+        return 0 if self._blocks else self._owe(link)
+
+    def end(self, link: int, number: int) -> None:
+        """Note that nothing more comes from a publisher, who has put so many messages."""
+        self.dropped[link] += number - self._numbers[link]
+        self._numbers[link] = number
+        self._ended.add(link)
+
+    def take(self) -> tuple[Taken, int] | None:
+        """Return the oldest message, and how many of its link to acknowledge; None if none is."""
+        while self._order:
+            arrival, link = heapq.heappop(self._order)
+            queue = self._queues[link]
+            if queue and queue[0][0] == arrival:
+                _, number, message = queue.popleft()
+                return Taken(link, number, message), self._owe(link) if self._blocks else 0
+        return None
+
+    def _owe(self, link: int) -> int:
+        self._owed[link] += 1
+        if self._owed[link] < self._batch:
+            return 0
+        count, self._owed[link] = self._owed[link], 0
+        return count
