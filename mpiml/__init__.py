@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from mpiml.program import Placement, Program
     from mpiml.references import Deferred, Handle
     from mpiml.settings import FILL
+    from mpiml.topics.policy import Keep
 
 __version__ = "0.1.0"
 
@@ -44,6 +45,7 @@ __all__ = [
     "Future",
     "GraphMismatchError",
     "Handle",
+    "Keep",
     "MpimlError",
     "Placement",
     "PlacementError",
@@ -75,6 +77,7 @@ _HOME = {
     "Deferred": "references",
     "Future": "futures",
     "Handle": "references",
+    "Keep": "topics.policy",
     "Placement": "program",
     "Program": "program",
     "PyClassNode": "nodes",

@@ -127,7 +127,7 @@ class _Loads:
             counts = self._counts
             first = next(self._turns) % len(counts)
             places = [*range(first, len(counts)), *range(first)]
-            place = min(places, key=counts.__getitem__)
+            place: int = min(places, key=counts.__getitem__)
             counts[place] += 1
             return place
 

@@ -4,16 +4,18 @@ Every rank builds the same program. Nodes of one label are a role; what must sta
 rank is a unit: a node of a plain role, or one replica of a `Colocation` with all its nodes.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any
 
-from mpiml import checks, graph, later
+from mpiml import checks, graph
 from mpiml.errors import UsageError
 from mpiml.graph import Member, Role, Unit, Vertex
 from mpiml.handles import Handle, HandleSequence, Reference, find
 from mpiml.nodes import Colocation, Node
 from mpiml.settings import FILL, Placement, Settings, check_label, check_replicas
+from mpiml.topics.graph import ALL, ROUND_ROBIN, Topic, subscriptions
+from mpiml.topics.policy import LATEST, Policy, as_policy
 
 __all__ = ["FILL", "Member", "Placement", "Program", "Role", "Unit", "Vertex"]
 
@@ -39,6 +41,7 @@ class Program:
         self.roles: list[Role] = []
         self._units: list[tuple[str, tuple[int, ...]]] = []
         self._labels: set[str] = set()
+        self._topics: dict[str, Topic] = {}
         self._group: str | None = None
         self._launched = False
 
@@ -117,9 +120,53 @@ class Program:
         place = Placement.of(placement, where)
         return self._add(node, label, replicas, settings, place, durable)
 
-    def topic(self, *args: object, **kwargs: object) -> NoReturn:
-        """Refuse: topics come with a later release."""
-        later.refuse("Program.topic")
+    def topic(
+        self,
+        name: str,
+        policy: Policy = LATEST,
+        deliver: str = ALL,
+        encode: Callable[[Any], Any] | None = None,
+        decode: Callable[[Any], Any] | None = None,
+    ) -> Topic:
+        """Return something to publish and to subscribe to.
+
+        Pass ``topic.publisher()`` and ``topic.subscriber()`` as arguments of nodes.
+
+        Parameters
+        ----------
+        name : str
+            For messages; each topic has its own.
+        policy : str or Keep
+            What is done where a subscriber is slow. ``"latest"``: it gets the newest message of
+            each publisher only. ``Keep(n)``: it gets all, and publishers wait where it is n behind.
+            ``Keep(n, on_full="drop_oldest")``: it gets the newest n of each, lost ones are counted.
+        deliver : str
+            ``"all"``: every subscriber gets every message. ``"round_robin"``: one of them.
+        encode, decode : callable, optional
+            What publishers make of a value before it is sent, and what subscribers make of that.
+
+        Raises
+        ------
+        UsageError
+            A setting is wrong, the name is taken, or the program was launched.
+        """
+        where = f"Program {self.name!r}, topic {name!r}"
+        if self._launched:
+            raise UsageError(f"{where}: the program was launched. Build another one.")
+        if not isinstance(name, str) or not name or name in self._topics:
+            raise UsageError(f"{where}: expected a name of its own, got {name!r}")
+        if deliver not in (ALL, ROUND_ROBIN):
+            raise UsageError(
+                f"{where}: deliver: expected {ALL!r} or {ROUND_ROBIN!r}, got {deliver!r}"
+            )
+        for what, codec in (("encode", encode), ("decode", decode)):
+            if codec is not None and not callable(codec):
+                raise UsageError(f"{where}: {what}: expected a function, got {codec!r}")
+        topic = Topic(
+            name, len(self._topics), as_policy(policy, where), deliver, encode, decode
+        )
+        self._topics[name] = topic
+        return topic
 
     def check(self) -> None:
         """Check all that must be right before launch; nodes cannot be configured afterwards.
@@ -159,6 +206,7 @@ class Program:
         where = f"Program {self.name!r}"
         vertices = graph.expand(self.roles, self.units, replicas_per_unit, where)
         checks.check_indices(self, replicas_per_unit)
+        subscriptions(vertices)  # says what is wrong with topics
         return vertices
 
     def references(self, role_index: int) -> list[tuple[str, Reference]]:

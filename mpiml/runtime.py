@@ -25,6 +25,8 @@ from mpiml.routing import Router, close_streams
 from mpiml.scope import Scope, enter, leave, owners
 from mpiml.target import Target
 from mpiml.teams import Teams
+from mpiml.topics.ends import ends_of
+from mpiml.topics.exchange import Topics
 from mpiml.waits import Wait
 
 __all__ = ["Runtime", "Settings"]
@@ -94,6 +96,7 @@ class Runtime:
             if node.spec.index == 0 and node.spec.replicas > 1:
                 role = self._roles[node.spec.role_index]
                 self.ending.add_role(node.vertex, [(v.id, ranks[v.id]) for v in role])
+        self.topics = Topics(engine, vertices, ranks, ends_of(vertices))
         self.boards = Boards(engine, lambda first: vertices[first].replicas)
         engine.on_broken = self._on_broken
 
@@ -221,6 +224,8 @@ class Runtime:
             self.on_left(node)  # before the result, which the end waits for
         self.router.send_result(node.vertex, node.title, node.value)
         self.teams.left(node)
+        if not self.stopping:  # else its ends would look like those of work that is done
+            self.topics.leave(node.vertex)
         if not node.spec.daemon:
             self.ending.body(-1)
         if all(n.returned for n in self.nodes):

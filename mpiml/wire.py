@@ -55,6 +55,9 @@ __all__ = [
     "STOP",
     "STOP_REQUEST",
     "STREAM_END",
+    "TOPIC",
+    "TOPIC_ACK",
+    "TOPIC_END",
     "WAITS",
     "WAITS_QUERY",
     "WIRE_VERSION",
@@ -76,6 +79,7 @@ REQUEST, REPLY, ERROR, ITEM, STREAM_END, MORE, QUIT_STREAM, RETURN = range(1, 9)
 CREDIT, STATUS, STOP_REQUEST, STOP, AGREE_COUNT, AGREE_TARGET = range(16, 22)
 WAITS_QUERY, WAITS, REPORT, BOARD = range(22, 26)  # BOARD is answered by REPLY or ERROR
 MEMBER_ASK, MEMBER_STATE, AGREE_REST = range(26, 29)
+TOPIC, TOPIC_ACK, TOPIC_END = range(29, 32)  # bounded by the topic's policy, not by credit
 ANNOUNCE = 32  # the frame itself is large and comes as the one buffer of this one
 
 FLAG_NESTED = 1  # made inside a method: exempt from credit, so cycles cannot deadlock

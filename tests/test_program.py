@@ -208,8 +208,9 @@ def test_groups(program):
     program.add_node(node(), label="x")  # the group is closed
 
 
-def test_names_of_later_releases(program):
-    with pytest.raises(UsageError, match=r"Program\.topic\(\) comes with the services release"):
+def test_a_topic_has_a_name_of_its_own(program):
+    assert program.topic("params").number == 0
+    with pytest.raises(UsageError, match=r"expected a name of its own, got 'params'"):
         program.topic("params")
 
 

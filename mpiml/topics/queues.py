@@ -13,7 +13,7 @@ import itertools
 from collections import deque
 from typing import Any, NamedTuple
 
-from mpiml.roles.topics.policy import BLOCK, Keep, Policy
+from mpiml.topics.policy import BLOCK, Keep, Policy
 
 __all__ = ["Inbox", "Outbox", "Sent", "Taken"]
 
@@ -57,6 +57,17 @@ class Outbox:
     def room(self) -> bool:
         """Whether a message may be put now: always, unless the policy is to block."""
         return not self.blocks or self._open < self.window
+
+    @property
+    def number(self) -> int:
+        """How many messages have been put."""
+        return self._number
+
+    def close(self) -> int:
+        """Drop what has not been sent: nobody is there any more; return how many it was."""
+        count = len(self._waiting)
+        self._waiting.clear()
+        return count
 
     @property
     def idle(self) -> bool:

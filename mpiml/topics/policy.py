@@ -1,6 +1,5 @@
 """What a topic does when a subscriber is slow."""
 
-from dataclasses import dataclass
 from typing import Any, Final
 
 from mpiml.errors import UsageError
@@ -13,7 +12,6 @@ DROP_OLDEST: Final = "drop_oldest"
 LATEST: Final = "latest"  #: only the newest message counts
 
 
-@dataclass(frozen=True)
 class Keep:
     """Keep up to n messages that a subscriber has not taken yet, for each publisher.
 
@@ -31,15 +29,25 @@ class Keep:
         Something else.
     """
 
-    n: int
-    on_full: str = BLOCK
+    __slots__ = ("n", "on_full")
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "n", whole_number("Keep: n", self.n, 1))
-        if self.on_full not in (BLOCK, DROP_OLDEST):
+    def __init__(self, n: int, on_full: str = BLOCK) -> None:
+        if on_full not in (BLOCK, DROP_OLDEST):
             raise UsageError(
-                f"Keep: on_full: expected {BLOCK!r} or {DROP_OLDEST!r}, got {self.on_full!r}"
+                f"Keep: on_full: expected {BLOCK!r} or {DROP_OLDEST!r}, got {on_full!r}"
             )
+        self.n = whole_number("Keep: n", n, 1)
+        self.on_full = on_full
+
+    def __eq__(self, other: object) -> bool:
+        same = isinstance(other, Keep)
+        return same and (self.n, self.on_full) == (other.n, other.on_full)  # type: ignore[attr-defined]
+
+    def __hash__(self) -> int:
+        return hash((self.n, self.on_full))
+
+    def __repr__(self) -> str:
+        return f"Keep({self.n}, on_full={self.on_full!r})"
 
 
 Policy = str | Keep

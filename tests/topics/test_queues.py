@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpiml.errors import UsageError
-from mpiml.roles.topics.policy import Keep, as_policy
-from mpiml.roles.topics.queues import Inbox, Outbox
+from mpiml.topics.policy import Keep, as_policy
+from mpiml.topics.queues import Inbox, Outbox
 
 policies = st.one_of(
     st.just("latest"),

@@ -1,0 +1,227 @@
+"""What a node holds of a topic: `Publisher` and `Subscriber`."""
+
+import itertools
+import time
+from collections.abc import Generator, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from mpiml.callbacks import await_in, wake
+from mpiml.contents import value_in
+from mpiml.errors import DeadlineError, ServiceGoneError, Stopped, UsageError
+from mpiml.graph import Vertex
+from mpiml.scope import Scope, current_scope
+from mpiml.topics.exchange import Incoming, Link, Outgoing, packed
+from mpiml.topics.graph import ROUND_ROBIN, End, chosen
+from mpiml.waits import Wait
+
+__all__ = ["Publisher", "Subscriber", "ends_of"]
+
+
+class Publisher:
+    """Puts messages on a topic. Local; safe from any thread."""
+
+    def __init__(self, outgoing: Outgoing, end: End, vertices: Sequence[Vertex]) -> None:
+        self._outgoing = outgoing
+        self._topic = end.topic
+        self._vertices = vertices
+        self._scope = current_scope(required=False)
+        self._turns = itertools.count()
+        node = vertices[outgoing.vertex]
+        self._about = f"{end.topic!r}: put() of {node.role}/{node.index}"
+
+    @property
+    def dropped(self) -> int:
+        """How many messages were too many for slow subscribers, and were never sent."""
+        return sum(link.outbox.dropped for link in self._outgoing.links)
+
+    @property
+    def undelivered(self) -> int:
+        """How many messages were for subscribers that had left."""
+        return self._outgoing.undelivered
+
+    def put(self, x: Any, to: Any = None) -> None:
+        """Send a message. It may be changed afterwards.
+
+        Waits for room where the topic's policy is `Keep` with ``on_full="block"`` and a
+        subscriber is n messages behind.
+
+        Parameters
+        ----------
+        x : object
+            Anything a call takes as an argument.
+        to : str, int or several of these, optional
+            Only these subscribers: those of a role, by label, or with this index in their role.
+
+        Raises
+        ------
+        UsageError
+            `to` means no subscriber that hears this publisher.
+        Stopped
+            The program stops.
+        """
+        links = self._outgoing.links if to is None else self._to(to)
+        scope = current_scope(required=False) or self._scope
+        if scope is not None and scope.halt:
+            raise Stopped("the program is stopping: expected no new message in a body")
+        if self._outgoing.ended:
+            raise ServiceGoneError(
+                f"{self._about}: the node has returned, and publishes no more"
+            )
+        encode = self._topic.encode
+        message = packed(x if encode is None else encode(x))
+        wait: Wait | None = None
+        while True:
+            groups = self._groups(links)
+            if any(self._outgoing.put(group, message, wait) for group in groups):
+                return
+            if wait is None:
+                wait = Wait(f"{self._about}, for room")
+            else:
+                self._outgoing.engine.wait(wait, None, scope)
+
+    def _groups(self, links: Sequence[Link]) -> list[Sequence[Link]]:
+        """Return what the message may go to: the first of these that has room."""
+        if self._topic.deliver != ROUND_ROBIN:
+            return [links]
+        there = [link for link in links if not link.gone] or list(links)
+        first = next(self._turns) % len(there)
+        return [[link] for link in (*there[first:], *there[:first])]
+
+    def _to(self, to: Any) -> list[Link]:
+        links = self._outgoing.links
+        where = f"{self._about}: to"
+        found = {
+            v.id for v in chosen(to, [self._vertices[link.vertex] for link in links], where)
+        }
+        if not found:
+            there = sorted({f"{v.role}/{v.index}" for v in map(self._node, links)})
+            raise UsageError(
+                f"{where}: expected one of {', '.join(there) or 'no subscribers'}, got {to!r}"
+            )
+        return [link for link in links if link.vertex in found]
+
+    def _node(self, link: Link) -> Vertex:
+        return self._vertices[link.vertex]
+
+    def __repr__(self) -> str:
+        return f"<publisher of {self._topic!r}>"
+
+
+class Subscriber:
+    """Gets the messages of a topic: by `get`, in ``for`` or ``async for``. Local.
+
+    Iteration ends once all publishers it hears have returned and everything is taken. Safe from
+    several threads, each of which gets other messages.
+    """
+
+    def __init__(self, incoming: Incoming, end: End, vertices: Sequence[Vertex]) -> None:
+        self._incoming = incoming
+        self._topic = end.topic
+        self._names = [f"{vertices[p].role}/{vertices[p].index}" for p in incoming.publishers]
+        self._scope = current_scope(required=False)
+        node = vertices[incoming.subscription.vertex]
+        self._about = f"{end.topic!r}: a message for {node.role}/{node.index}"
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """How many messages of each publisher were lost to this subscriber."""
+        return dict(zip(self._names, self._incoming.inbox.dropped, strict=True))
+
+    def get(self, timeout: float | None = None) -> Any:
+        """Return the next message, the receiver's own; wait for it.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds; 0 does not wait.
+
+        Raises
+        ------
+        DeadlineError
+            None has come in time.
+        ServiceGoneError
+            All publishers have returned, and there is none left.
+        Stopped
+            The program stops.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        found, value = self._next(deadline, timeout)
+        if not found:
+            raise ServiceGoneError(
+                f"{self._about}: its publishers have returned: {', '.join(self._names)}"
+            )
+        return value
+
+    def _next(self, deadline: float | None, timeout: float | None) -> tuple[bool, Any]:
+        incoming = self._incoming
+        engine = incoming.engine
+        while True:
+            taken = incoming.take()
+            if taken is not None:
+                return True, self._value(taken)
+            if incoming.over:
+                return False, None
+            wait = Wait(self._about)
+            incoming.watch(partial(engine.fulfil, wait))
+            scope = current_scope(required=False) or self._scope
+            if not engine.wait(wait, deadline, scope):
+                raise DeadlineError(
+                    f"{self._about}: expected one within {timeout:g} s, got none"
+                )
+
+    def _value(self, taken: Any) -> Any:
+        frame, buffers = taken.message
+        value = value_in(frame, buffers)
+        decode = self._topic.decode
+        return value if decode is None else decode(value)
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            found, value = self._next(None, None)
+            if not found:
+                return
+            yield value
+
+    def __aiter__(self) -> "Subscriber":
+        return self
+
+    async def __anext__(self) -> Any:
+        incoming = self._incoming
+        while True:
+            taken = incoming.take()
+            if taken is not None:
+                import asyncio
+
+                await asyncio.sleep(0)  # other tasks want a turn too
+                return self._value(taken)
+            if incoming.over:
+                raise StopAsyncIteration
+            await _Arrival(incoming, current_scope(required=False) or self._scope)
+
+    def __repr__(self) -> str:
+        return f"<subscriber of {self._topic!r} to {', '.join(self._names)}>"
+
+
+class _Arrival:
+    """Waits for the next message in a coroutine."""
+
+    def __init__(self, incoming: Incoming, scope: Scope | None) -> None:
+        self._incoming = incoming
+        self._scope = scope
+
+    def __await__(self) -> Generator[Any, None, None]:
+        import asyncio
+
+        proxy = asyncio.get_running_loop().create_future()
+        self._incoming.watch(lambda: wake(proxy))
+        yield from await_in(self._scope, proxy)
+
+
+def ends_of(vertices: Sequence[Vertex]) -> Any:
+    """Return what builds the objects of a program's nodes; see `Topics`."""
+
+    def build(side: Any, end: End) -> Any:
+        return (Publisher if end.publishes else Subscriber)(side, end, vertices)
+
+    return build

@@ -1,0 +1,225 @@
+"""Topics in the graph: who publishes, who subscribes to whom; all known before anything is sent.
+
+``topic.publisher()`` and ``topic.subscriber()`` go into the arguments of nodes, as handles do.
+Every rank finds them there and so knows all links, from a publisher to a subscriber, without a
+message: a subscription is complete before its node begins.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+from mpiml.errors import UsageError
+from mpiml.graph import Vertex, arguments
+from mpiml.handles import walk
+from mpiml.references import Deferred
+from mpiml.scope import current_scope
+from mpiml.topics.policy import Policy
+
+__all__ = [
+    "ALL",
+    "ROUND_ROBIN",
+    "End",
+    "Source",
+    "Subscription",
+    "Topic",
+    "chosen",
+    "ends_in",
+    "subscriptions",
+]
+
+ALL: Final = "all"  #: every subscriber gets every message
+ROUND_ROBIN: Final = "round_robin"  #: each message goes to one of them
+
+Source = str | int | Callable[[int, int], Any] | None
+
+
+class End:
+    """One end of a topic, as an argument of a node. Local; the same on all ranks.
+
+    Attributes
+    ----------
+    topic : Topic
+    publishes : bool
+        Whether it is a publisher's.
+    source
+        Of whom a subscriber wants to hear.
+    """
+
+    __slots__ = ("publishes", "source", "topic")
+
+    def __init__(self, topic: "Topic", publishes: bool, source: Source) -> None:
+        self.topic = topic
+        self.publishes = publishes
+        self.source = source
+
+    def __repr__(self) -> str:
+        if self.publishes:
+            return f"{self.topic!r}.publisher()"
+        return f"{self.topic!r}.subscriber({'' if self.source is None else repr(self.source)})"
+
+
+class Topic:
+    """Something that nodes publish and subscribe to. Made by `Program.topic`.
+
+    Attributes
+    ----------
+    name : str
+    number : int
+        Which of its program.
+    policy : Policy
+        What is done where a subscriber is slow.
+    deliver : str
+        To whom a message goes.
+    encode, decode : callable or None
+        What publishers send of a value, and what subscribers make of that.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        number: int,
+        policy: Policy,
+        deliver: str,
+        encode: Callable[[Any], Any] | None,
+        decode: Callable[[Any], Any] | None,
+    ) -> None:
+        self.name = name
+        self.number = number
+        self.policy = policy
+        self.deliver = deliver
+        self.encode = encode
+        self.decode = decode
+
+    def publisher(self) -> Any:
+        """Return what becomes a `Publisher` inside the node that it is given to. Local."""
+        return Deferred(_open, End(self, True, None))
+
+    def subscriber(self, source: Source = None) -> Any:
+        """Return what becomes a `Subscriber` inside the node that it is given to. Local.
+
+        Parameters
+        ----------
+        source : str, int or function, optional
+            Whom it hears: the publishers of a role, by label; those with this index in their
+            role; or those whose index, or one of whose indices, ``source(index, replicas)``
+            returns, called with the subscriber's own. All publishers by default.
+
+        Raises
+        ------
+        UsageError
+            It is something else.
+        """
+        fits = isinstance(source, str | int) and not isinstance(source, bool)
+        if source is not None and not fits and not callable(source):
+            raise UsageError(
+                f"{self!r}.subscriber: source: expected a label, an index, or a function of index "
+                f"and replicas, got {source!r}"
+            )
+        return Deferred(_open, End(self, False, source))
+
+    def __repr__(self) -> str:
+        return f"topic {self.name!r}"
+
+
+def _open(end: End) -> Any:
+    """Build the end in the node that holds it."""
+    scope = current_scope()
+    assert scope is not None
+    return scope.owner.runtime.topics.open(scope.owner.vertex, end)
+
+
+def ends_in(vertices: Sequence[Vertex]) -> Iterator[tuple[Vertex, int, End]]:
+    """Yield the ends in the arguments of all nodes: the node, which of its ends it is, the end."""
+    found: dict[int, list[End]] = {}  # by node: the replicas of a role share it
+    for vertex in vertices:
+        ends = found.get(id(vertex.node))
+        if ends is None:
+            ends = found[id(vertex.node)] = [
+                value
+                for root, argument in arguments(vertex.node)
+                for _, value in walk(argument, root)
+                if type(value) is End
+            ]
+        for place, end in enumerate(dict.fromkeys(ends)):
+            yield vertex, place, end
+
+
+class Subscription(NamedTuple):
+    """A subscriber, and the publishers it hears."""
+
+    vertex: int
+    place: int
+    end: End
+    publishers: tuple[int, ...]
+
+
+def subscriptions(
+    vertices: Sequence[Vertex],
+) -> dict[int, tuple[list[int], list[Subscription]]]:
+    """Return, by the number of each topic, its publishers and its subscriptions.
+
+    Raises
+    ------
+    UsageError
+        A topic has no publisher, or no subscriber; a subscriber hears nobody.
+    """
+    topics: dict[int, Topic] = {}
+    publishers: dict[int, list[int]] = {}
+    hearing: dict[int, list[tuple[Vertex, int, End]]] = {}
+    for vertex, place, end in ends_in(vertices):
+        number = end.topic.number
+        topics[number] = end.topic
+        if not end.publishes:
+            hearing.setdefault(number, []).append((vertex, place, end))
+        elif vertex.id not in publishers.setdefault(number, []):
+            publishers[number].append(vertex.id)
+    found = {}
+    for number, topic in topics.items():
+        for what, there in (("publisher", publishers), ("subscriber", hearing)):
+            if number not in there:
+                raise UsageError(
+                    f"{topic!r}: no node has its {what}(). Pass topic.{what}() as an argument of "
+                    "the node that needs it."
+                )
+        spoken = [vertices[i] for i in publishers[number]]
+        found[number] = (
+            publishers[number],
+            [
+                Subscription(vertex.id, place, end, _heard(end, vertex, spoken))
+                for vertex, place, end in hearing[number]
+            ],
+        )
+    return found
+
+
+def _heard(end: End, vertex: Vertex, publishers: Sequence[Vertex]) -> tuple[int, ...]:
+    """Return the publishers that a subscriber hears."""
+    source: Any = end.source
+    who = f"{vertex.role}/{vertex.index}"
+    if callable(source):
+        source = source(vertex.index, vertex.replicas)
+    heard = publishers if source is None else chosen(source, publishers, f"{end!r} of {who}")
+    if not heard:
+        there = ", ".join(f"{p.role}/{p.index}" for p in publishers)
+        raise UsageError(
+            f"{end!r} of {who}: hears nobody ({source!r}). Publishers are {there}."
+        )
+    return tuple(p.id for p in heard)
+
+
+def chosen(which: Any, among: Sequence[Vertex], where: str) -> list[Vertex]:
+    """Return those of some nodes that a label, an index, or several of these mean.
+
+    Raises
+    ------
+    UsageError
+        It is something else.
+    """
+    if isinstance(which, str):
+        return [v for v in among if v.role == which]
+    if isinstance(which, int) and not isinstance(which, bool):
+        return [v for v in among if v.index == which]
+    if isinstance(which, Collection):
+        ids = {v.id for one in which for v in chosen(one, among, where)}
+        return [v for v in among if v.id in ids]
+    raise UsageError(f"{where}: expected a label, an index, or several, got {which!r}")
