@@ -1,0 +1,169 @@
+"""The parameters of one server, the optimizer's state, and how gradients change them."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpiml.errors import UsageError
+from mpiml.optim import Optimizer
+from mpiml.roles.parameter_server.layout import Piece
+
+__all__ = ["Gradient", "Sparse", "Store", "Update"]
+
+
+class Sparse(NamedTuple):
+    """Values at some elements of a piece; what comes twice counts twice.
+
+    Attributes
+    ----------
+    indices : ndarray
+        (n,) int64, from the beginning of the piece.
+    values : ndarray
+        (n,)
+    """
+
+    indices: Any
+    values: Any
+
+
+#: Of one piece: an array like it, a `Sparse`, or None for zero.
+Gradient = Any
+#: ``update(parameter, gradient, state, step)``: changes the first and third in place.
+Update = Callable[[Any, Any, dict[str, Any], int], None]
+
+
+class Store:
+    """The arrays of the pieces that a server holds. Local; not safe from several threads.
+
+    Parameters
+    ----------
+    leaves : sequence of ndarray
+        The whole tree's; float32 or float64.
+    pieces : sequence of Piece
+        Which parts of them.
+    optimizer : Optimizer or function
+        A function is called for each piece, with a dict to keep its state in.
+    """
+
+    def __init__(
+        self, leaves: Sequence[Any], pieces: Sequence[Piece], optimizer: Optimizer | Update
+    ) -> None:
+        self.pieces = list(pieces)
+        self.arrays = [
+            np.array(np.asarray(leaves[p.leaf]).reshape(-1)[p.start : p.stop]) for p in pieces
+        ]
+        self._optimizer = optimizer
+        self._states: list[Any] = [
+            optimizer.init(a) if isinstance(optimizer, Optimizer) else {} for a in self.arrays
+        ]
+        self.step = 0  #: updates so far
+
+    def apply(
+        self, gradients: Sequence[Sequence[Gradient]], factors: Sequence[float] | None = None
+    ) -> None:
+        """Do one step with the mean of some gradients.
+
+        Where all gradients of a piece are sparse, only the elements in them are stepped: the
+        optimizer's state of the others stays, as in PyTorch's `SparseAdam`.
+
+        Parameters
+        ----------
+        gradients : sequence of sequence of Gradient
+            Of each worker, one for each piece; added in this order.
+        factors : sequence of float, optional
+            What each worker's is multiplied with.
+        """
+        self.step += 1
+        count = len(gradients)
+        scales = [f / count for f in factors] if factors is not None else [1 / count] * count
+        for i, array in enumerate(self.arrays):
+            terms = [
+                (g[i], s) for g, s in zip(gradients, scales, strict=True) if g[i] is not None
+            ]
+            if not terms:
+                continue
+            if all(isinstance(term, Sparse) for term, _ in terms):
+                self._step_at(i, *_joined(terms, array.dtype))
+            else:
+                self._step(array, _mean(terms, array), self._states[i])
+
+    def _step_at(self, i: int, indices: Any, values: Any) -> None:
+        """Step some elements of a piece: they are taken out, stepped, and put back."""
+        array, state = self.arrays[i], self._states[i]
+        some = array[indices]
+        if isinstance(self._optimizer, Optimizer):
+            picked = tuple(s[indices] for s in state)
+            self._step(some, values, picked)
+            for whole, part in zip(state, picked, strict=True):
+                whole[indices] = part
+        else:
+            dense = np.zeros_like(array)
+            dense[indices] = values
+            self._step(array, dense, state)
+            return
+        array[indices] = some
+
+    def _step(self, array: Any, gradient: Any, state: Any) -> None:
+        if isinstance(self._optimizer, Optimizer):
+            self._optimizer.apply(array, gradient, state, self.step)
+        else:
+            self._optimizer(array, gradient, state, self.step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return copies of the arrays and of the optimizer's state."""
+        states = [
+            [np.array(s) for s in state] if isinstance(state, tuple) else dict(state)
+            for state in self._states
+        ]
+        arrays = [np.array(array) for array in self.arrays]
+        return {"arrays": arrays, "states": states, "step": self.step}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` has returned, of a server with the same pieces.
+
+        Raises
+        ------
+        UsageError
+            It is of other pieces.
+        """
+        arrays = state["arrays"]
+        if [a.shape for a in arrays] != [a.shape for a in self.arrays]:
+            raise UsageError(
+                f"ParameterServerNode: expected the state of {len(self.arrays)} pieces of "
+                f"{[a.size for a in self.arrays]} numbers, got {[np.size(a) for a in arrays]}. Load "
+                "it with as many shards as it was saved with."
+            )
+        for mine, theirs in zip(self.arrays, arrays, strict=True):
+            mine[:] = theirs
+        for i, theirs in enumerate(state["states"]):
+            if isinstance(self._states[i], tuple):
+                for mine, its in zip(self._states[i], theirs, strict=True):
+                    mine[:] = its
+            else:
+                self._states[i] = dict(theirs)
+        self.step = state["step"]
+
+
+def _mean(terms: Sequence[tuple[Any, float]], like: Any) -> Any:
+    """Return the sum of terms times their factors, in the order given."""
+    first, scale = terms[0]
+    if len(terms) == 1 and scale == 1 and not isinstance(first, Sparse):
+        return first
+    total = np.zeros_like(like)
+    for term, scale in terms:
+        if isinstance(term, Sparse):
+            np.add.at(total, term.indices, np.multiply(term.values, scale, dtype=like.dtype))
+        else:
+            total += np.multiply(term, scale, dtype=like.dtype)
+    return total
+
+
+def _joined(terms: Sequence[tuple[Any, float]], dtype: Any) -> tuple[Any, Any]:
+    """Return the elements of all terms, each once, and the sums of their values."""
+    indices = np.concatenate([term.indices for term, _ in terms])
+    values = np.concatenate([np.multiply(t.values, s, dtype=dtype) for t, s in terms])
+    once, places = np.unique(indices, return_inverse=True)
+    sums = np.zeros(len(once), dtype)
+    np.add.at(sums, places, values)
+    return once, sums
