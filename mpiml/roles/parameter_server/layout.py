@@ -7,7 +7,7 @@ is moved to the next multiple of `GRAIN` elements of its leaf.
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Final, NamedTuple
 
 from mpiml.errors import UsageError
@@ -54,9 +54,7 @@ def split(sizes: Sequence[int], itemsizes: Sequence[int], servers: int) -> list[
     total = ends[-1] if ends else 0
     bounds = [_boundary(total * i // servers, sizes, itemsizes, ends) for i in range(servers)]
     bounds.append((len(sizes), 0))
-    found = [
-        _between(first, last, sizes) for first, last in zip(bounds, bounds[1:], strict=False)
-    ]
+    found = [_between(first, last, sizes) for first, last in pairwise(bounds)]
     if not all(found):
         raise UsageError(
             f"ParameterServerNode: shards: expected at most as many as have something to hold, got "
