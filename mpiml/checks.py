@@ -11,7 +11,7 @@ from mpiml.hiding import hidden
 from mpiml.nodes import Colocation, Node, ServiceNode, served_methods
 from mpiml.settings import FILL, Settings
 
-__all__ = ["check_count", "check_graph", "check_indices", "check_settings", "leaves"]
+__all__ = ["check_count", "check_graph", "check_indices", "check_settings", "leaves", "own_replicas"]
 
 
 class _Program(Protocol):
@@ -51,6 +51,29 @@ def leaves(node: Any, label: str, where: str) -> list[tuple[str, Node]]:
             )
         seen.add(id(leaf))
     return found
+
+
+def own_replicas(
+    node: Any, replicas: int | None, group: str | None, where: str
+) -> int | None:
+    """Return how many replicas a node consists of, if it says so itself.
+
+    Raises
+    ------
+    UsageError
+        It does, and `add_node` says too, or it would stand among other nodes; names `where`.
+    """
+    spread: int | None = getattr(node, "spread", None)
+    if isinstance(node, Colocation) and any(leaf.spread for _, leaf in leaves(node, "", where)):
+        raise UsageError(f"{where}: {node!r}: some of these are several ranks each: add them alone")
+    if spread is not None and replicas is not None:
+        raise UsageError(
+            f"{where}: {node!r} is {spread} ranks by itself, got replicas={replicas!r}. Say how "
+            "many to the node, as in ParameterServerNode(..., shards=4)."
+        )
+    if spread is not None and group is not None:
+        raise UsageError(f"{where}: {node!r} is a group of its own: add it outside of {group!r}")
+    return spread
 
 
 def check_settings(

@@ -58,6 +58,15 @@ class Node:
         self.home = None
         self.state = "new"
 
+    @property
+    def spread(self) -> int | None:
+        """How many replicas it consists of, if it says so itself, as one thing to its users."""
+        return None
+
+    def seen_as(self, reference: Any) -> Any:
+        """Return what `add_node` returns for it, where the handles are `reference`."""
+        return reference
+
     def configure(self, *args: Any, **kwargs: Any) -> None:
         """Replace the arguments, once, before launch: so two nodes may hold each other.
 

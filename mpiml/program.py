@@ -245,6 +245,9 @@ class Program:
         where = f"Program {self.name!r}, node {label!r}"
         count = 1 if replicas is None else check_replicas(replicas, where)
         nodes = checks.leaves(node, label, where)
+        own = checks.own_replicas(node, replicas, self._group, where)
+        if own is not None:
+            count = replicas = own
         checks.check_settings([leaf for _, leaf in nodes], settings, durable, where)
         checks.check_count(self.roles, self._group, count, where)
         if self._group is None:
@@ -320,5 +323,5 @@ class Program:
 def _shaped(node: Node | Colocation, handles: Iterator[Reference]) -> Any:
     """Return the handles in the shape of what was added."""
     if isinstance(node, Node):
-        return next(handles)
+        return node.seen_as(next(handles))
     return tuple(_shaped(inner, handles) for inner in node.nodes)
