@@ -75,11 +75,12 @@ CHUNK = 1 << 29
 # Calls. A request is answered by exactly one REPLY or ERROR, a stream by ITEMs and one
 # STREAM_END or ERROR. Each of them counts towards "sent = received" at the end.
 REQUEST, REPLY, ERROR, ITEM, STREAM_END, MORE, QUIT_STREAM, RETURN = range(1, 9)
+TOPIC, TOPIC_END = 9, 10  # bounded by the topic's policy, not by credit
 # Control. Never waits for credit.
 CREDIT, STATUS, STOP_REQUEST, STOP, AGREE_COUNT, AGREE_TARGET = range(16, 22)
 WAITS_QUERY, WAITS, REPORT, BOARD = range(22, 26)  # BOARD is answered by REPLY or ERROR
 MEMBER_ASK, MEMBER_STATE, AGREE_REST = range(26, 29)
-TOPIC, TOPIC_ACK, TOPIC_END = range(29, 32)  # bounded by the topic's policy, not by credit
+TOPIC_ACK = 29  # may pass messages, which wait for their buffers
 ANNOUNCE = 32  # the frame itself is large and comes as the one buffer of this one
 
 FLAG_NESTED = 1  # made inside a method: exempt from credit, so cycles cannot deadlock
