@@ -7,7 +7,9 @@ import numpy as np
 
 from mpiml.errors import UsageError
 from mpiml.optim import Optimizer
+from mpiml.roles.parameter_server.keys import Keys
 from mpiml.roles.parameter_server.layout import Piece
+from mpiml.roles.parameter_server.table import Table
 
 __all__ = ["Gradient", "Sparse", "Store", "Update"]
 
@@ -20,14 +22,14 @@ class Sparse(NamedTuple):
     indices : ndarray
         (n,) int64, from the beginning of the piece.
     values : ndarray
-        (n,)
+        (n,); of a key range (n, width).
     """
 
     indices: Any
     values: Any
 
 
-#: Of one piece: an array like it, a `Sparse`, or None for zero.
+#: Of one piece: an array like it, a `Sparse`, or None for zero; never an array of a key range.
 Gradient = Any
 #: ``update(parameter, gradient, state, step)``: changes the first and third in place.
 Update = Callable[[Any, Any, dict[str, Any], int], None]
@@ -36,28 +38,47 @@ Update = Callable[[Any, Any, dict[str, Any], int], None]
 class Store:
     """The arrays of the pieces that a server holds. Local; not safe from several threads.
 
+    `arrays` has one for each piece; that of a key range is a `Table`.
+
     Parameters
     ----------
-    leaves : sequence of ndarray
+    leaves : sequence of ndarray or Keys
         The whole tree's; float32 or float64.
     pieces : sequence of Piece
         Which parts of them.
     optimizer : Optimizer or function
-        A function is called for each piece, with a dict to keep its state in.
+        A function is called for each piece, with a dict to keep its state in; for a key range
+        as `Table` describes.
     """
 
     def __init__(
         self, leaves: Sequence[Any], pieces: Sequence[Piece], optimizer: Optimizer | Update
     ) -> None:
         self.pieces = list(pieces)
-        self.arrays = [
-            np.array(np.asarray(leaves[p.leaf]).reshape(-1)[p.start : p.stop]) for p in pieces
-        ]
+        self.arrays = [_held(leaves[p.leaf], p, optimizer) for p in pieces]
         self._optimizer = optimizer
-        self._states: list[Any] = [
-            optimizer.init(a) if isinstance(optimizer, Optimizer) else {} for a in self.arrays
-        ]
+        self._states = [_fresh(array, optimizer) for array in self.arrays]
         self.step = 0  #: updates so far
+
+    def take(self, i: int, indices: Any) -> Any:
+        """Return copies of some elements of a piece, or rows of a key range.
+
+        Parameters
+        ----------
+        i : int
+            Which piece.
+        indices : ndarray
+            (n,) int64, from the beginning of the piece, in any order.
+
+        Returns
+        -------
+        ndarray
+            (n,), of a key range (n, width).
+        """
+        array = self.arrays[i]
+        if isinstance(array, Table):
+            return array.read(indices + self.pieces[i].start)
+        return array[indices]
 
     def apply(
         self, gradients: Sequence[Sequence[Gradient]], factors: Sequence[float] | None = None
@@ -83,10 +104,30 @@ class Store:
             ]
             if not terms:
                 continue
-            if all(isinstance(term, Sparse) for term, _ in terms):
+            if isinstance(array, Table):
+                self._step_rows(array, terms)
+            elif all(isinstance(term, Sparse) for term, _ in terms):
                 self._step_at(i, *_joined(terms, array.dtype))
             else:
                 self._step(array, _mean(terms, array), self._states[i])
+
+    def _step_rows(self, table: Table, terms: Sequence[tuple[Any, float]]) -> None:
+        """Step the rows of a key range that any of the terms has."""
+        for term, _ in terms:
+            if not isinstance(term, Sparse):
+                raise UsageError(
+                    f"push: expected keys and values for a range of {table.keys.n} keys, got "
+                    f"{type(term).__qualname__}"
+                )
+        if len(terms) == 1:
+            (((indices, values), scale),) = terms
+        else:
+            scale = 1.0  # it is in the values
+            indices = np.concatenate([term.indices for term, _ in terms])
+            values = np.concatenate(
+                [np.multiply(term.values, s, dtype=table.keys.dtype) for term, s in terms]
+            )
+        table.apply(indices + table.start, values, self.step, scale)
 
     def _step_at(self, i: int, indices: Any, values: Any) -> None:
         """Step some elements of a piece: they are taken out, stepped, and put back."""
@@ -111,12 +152,15 @@ class Store:
             self._optimizer(array, gradient, state, self.step)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return copies of the arrays and of the optimizer's state."""
+        """Return copies of the arrays and of the optimizer's state; of a table, what it returns."""
         states = [
             [np.array(s) for s in state] if isinstance(state, tuple) else dict(state)
             for state in self._states
         ]
-        arrays = [np.array(array) for array in self.arrays]
+        arrays = [
+            array.state_dict() if isinstance(array, Table) else np.array(array)
+            for array in self.arrays
+        ]
         return {"arrays": arrays, "states": states, "step": self.step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -128,14 +172,20 @@ class Store:
             It is of other pieces.
         """
         arrays = state["arrays"]
-        if [a.shape for a in arrays] != [a.shape for a in self.arrays]:
+        if [_form(a) for a in arrays] != [_form(a) for a in self.arrays]:
             raise UsageError(
                 f"ParameterServerNode: expected the state of {len(self.arrays)} pieces of "
-                f"{[a.size for a in self.arrays]} numbers, got {[np.size(a) for a in arrays]}. Load "
+                f"{[_form(a) for a in self.arrays]} numbers, got {[_form(a) for a in arrays]}. Load "
                 "it with as many shards as it was saved with."
             )
         for mine, theirs in zip(self.arrays, arrays, strict=True):
-            mine[:] = theirs
+            if isinstance(mine, Table):
+                mine.check_state(theirs)  # before anything has changed
+        for mine, theirs in zip(self.arrays, arrays, strict=True):
+            if isinstance(mine, Table):
+                mine.load_state_dict(theirs)
+            else:
+                mine[:] = theirs
         for i, theirs in enumerate(state["states"]):
             if isinstance(self._states[i], tuple):
                 for mine, its in zip(self._states[i], theirs, strict=True):
@@ -145,13 +195,38 @@ class Store:
         self.step = state["step"]
 
 
+def _held(leaf: Any, piece: Piece, optimizer: Optimizer | Update) -> Any:
+    if isinstance(leaf, Keys):
+        return Table(leaf, piece.start, piece.stop, optimizer)
+    return np.array(np.asarray(leaf).reshape(-1)[piece.start : piece.stop])
+
+
+def _fresh(array: Any, optimizer: Optimizer | Update) -> Any:
+    if isinstance(array, Table) or not isinstance(optimizer, Optimizer):
+        return {}  # a table keeps its own
+    return optimizer.init(array)
+
+
+def _form(array: Any) -> Any:
+    """Return what a state must have in common with the array that it is loaded into."""
+    if isinstance(array, Table):
+        return f"keys {array.start} to {array.stop}"
+    if isinstance(array, dict):
+        return f"keys {array['start']} to {array['stop']}"
+    return int(np.size(array))
+
+
 def _mean(terms: Sequence[tuple[Any, float]], like: Any) -> Any:
     """Return the sum of terms times their factors, in the order given."""
     first, scale = terms[0]
     if len(terms) == 1 and scale == 1 and not isinstance(first, Sparse):
         return first
-    total = np.zeros_like(like)
-    for term, scale in terms:
+    rest = terms
+    if isinstance(first, Sparse):
+        total = np.zeros_like(like)
+    else:
+        total, rest = np.multiply(first, scale, dtype=like.dtype), terms[1:]
+    for term, scale in rest:
         if isinstance(term, Sparse):
             np.add.at(total, term.indices, np.multiply(term.values, scale, dtype=like.dtype))
         else:

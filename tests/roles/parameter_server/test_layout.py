@@ -1,11 +1,13 @@
 """Ranges of servers: everything once, in order, about as much for each."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mpiml.errors import UsageError
-from mpiml.roles.parameter_server.layout import GRAIN, split
+from mpiml.roles.parameter_server.keys import Keys
+from mpiml.roles.parameter_server.layout import GRAIN, split, split_leaves
 
 trees = st.lists(
     st.tuples(st.integers(0, 5000), st.sampled_from([4, 8])), min_size=1, max_size=6
@@ -44,3 +46,27 @@ def test_a_large_array_is_split_and_small_ones_are_not_torn_at_odd_places():
 def test_more_servers_than_there_is_to_hold():
     with pytest.raises(UsageError, match="got 3 for 20 numbers in 1 arrays"):
         split([20], [4], 3)
+
+
+@given(st.lists(st.integers(1, 2**62), min_size=1, max_size=3), trees, st.integers(1, 5))
+def test_each_server_has_an_equal_part_of_each_key_range(ranges, tree, servers):
+    sizes, itemsizes = zip(*tree, strict=True)
+    tables = [i + len(tree) for i in range(len(ranges))]
+    if max(ranges) < servers:
+        return
+    found = split([*sizes, *ranges], [*itemsizes, *(4 for _ in ranges)], servers, tables)
+    for leaf, n in zip(tables, ranges, strict=True):
+        parts = [p for pieces in found for p in pieces if p.leaf == leaf]
+        everyone = [(leaf, n * i // servers, n * (i + 1) // servers) for i in range(servers)]
+        assert parts == [p for p in everyone if p[1] < p[2]]
+    dense = [[p for p in pieces if p.leaf < len(tree)] for pieces in found]
+    if all(dense):
+        assert dense == split(sizes, itemsizes, servers)
+    assert sum(p.stop - p.start for pieces in dense for p in pieces) == sum(sizes)
+
+
+def test_key_ranges_stand_where_they_are_in_the_tree():
+    leaves = [np.zeros(64, "f4"), Keys(10, 3), np.zeros((8, 8), "f4")]
+    assert split_leaves(leaves, 2) == [[(0, 0, 64), (1, 0, 5)], [(1, 5, 10), (2, 0, 64)]]
+    with pytest.raises(UsageError, match=r"got 6 for 0 numbers in 0 arrays, .*, and 5 keys"):
+        split_leaves([Keys(5)], 6)

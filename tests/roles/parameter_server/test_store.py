@@ -1,5 +1,7 @@
 """What gradients do to the parameters of a server, beside NumPy."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,8 +9,10 @@ from hypothesis import strategies as st
 
 from mpiml.errors import UsageError
 from mpiml.optim import SGD, Adagrad, Adam
-from mpiml.roles.parameter_server.layout import split
+from mpiml.roles.parameter_server.keys import Keys
+from mpiml.roles.parameter_server.layout import split, split_leaves
 from mpiml.roles.parameter_server.store import Sparse, Store
+from mpiml.roles.parameter_server.table import Table
 
 rng = np.random.default_rng(0)
 LEAVES = [rng.standard_normal((40, 5)).astype("f4"), rng.standard_normal(70)]
@@ -103,3 +107,99 @@ def test_state_goes_on_where_it_was():
         assert (a == b).all()
     with pytest.raises(UsageError, match="as many shards"):
         stores(Adam(0.1), 1)[0].load_state_dict(one.state_dict())
+
+
+def test_one_dense_gradient_is_not_copied():
+    seen = []
+
+    class Seen(SGD):
+        def apply(self, param, grad, state, step):
+            seen.append(grad)
+            super().apply(param, grad, state, step)
+
+    gradient = np.ones(1 << 18, "f4")
+    (pieces,) = split([gradient.size], [4], 1)
+    for optimizer in (Seen(0.1), lambda param, grad, state, step: seen.append(grad)):
+        store = Store([np.zeros_like(gradient)], pieces, optimizer)
+        store.apply([[gradient]])
+        assert seen.pop() is gradient
+    for optimizer in (SGD(0.1), Adagrad(0.1), Adam(0.1)):
+        store = Store([np.zeros_like(gradient)], pieces, optimizer)
+        store.apply([[gradient]])
+        tracemalloc.start()
+        store.apply([[gradient]])
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert most < gradient.nbytes // 16
+
+
+def test_factors_weigh_the_mean():
+    (store,) = stores(SGD(1.0), 1)
+    before = [a.copy() for a in store.arrays]
+    grads = [[np.full_like(a, value) for a in before] for value in (1, 2)]
+    store.apply(grads, [0.5, 2.0])
+    for array, start in zip(store.arrays, before, strict=True):
+        assert (array == start - array.dtype.type(2.25)).all()
+    store.apply(grads[:1], [0.5])
+    for array, start in zip(store.arrays, before, strict=True):
+        np.testing.assert_allclose(array, start - 2.75, rtol=1e-6)
+
+
+def keyed(optimizer):
+    leaves = [np.zeros(4, "f4"), Keys(2**40, 2)]
+    return [Store(leaves, pieces, optimizer) for pieces in split_leaves(leaves, 2)]
+
+
+@pytest.mark.parametrize("optimizer", [SGD(1.0), Adagrad(0.5), Adam(0.1)], ids=lambda o: o.name)
+def test_gradients_of_a_key_range(optimizer):
+    one, two = keyed(optimizer)
+    assert [p.leaf for p in one.pieces] == [0, 1]
+    assert [p.leaf for p in two.pieces] == [1]  # four numbers are not worth a tear
+    table = two.arrays[0]
+    assert isinstance(table, Table)
+    assert (table.start, table.stop) == (2**39, 2**40)
+    expected = np.zeros((3, 2), "f4")
+    state = optimizer.init(expected)
+    grads = [
+        Sparse(np.array([7, 0]), np.array([[1, 2], [3, 4]], "f4")),
+        Sparse(np.array([5, 7, 7]), np.array([[4, 4], [1, 1], [2, 2]], "f4")),
+    ]
+    two.apply([[grads[0]], [grads[1]], [None]], [1.0, 0.5, 1.0])
+    mean = np.array([[3, 4], [2, 2], [2.5, 3.5]], "f4") * np.float32(1 / 3)  # keys 0, 5, 7
+    optimizer.apply(expected, mean, state, 1)
+    np.testing.assert_allclose(two.take(0, np.array([0, 5, 7])), expected, rtol=1e-6)
+    two.apply([[grads[0]], [None]])
+    mean = np.array([[1.5, 2], [0.5, 1]], "f4")
+    some, states = expected[[0, 2]], tuple(s[[0, 2]] for s in state)
+    optimizer.apply(some, mean, states, 2)
+    np.testing.assert_allclose(two.take(0, np.array([0, 7])), some, rtol=1e-6)
+    assert (two.take(0, np.array([5, 6])) == [expected[1], [0, 0]]).all()
+    assert (table.read([2**39 + 7]) == two.take(0, np.array([7]))).all()
+    assert table.rows == 3
+
+
+def test_state_of_key_ranges_goes_on_where_it_was():
+    gradient = [np.ones(4, "f4"), Sparse(np.array([3, 1]), np.ones((2, 2), "f4"))]
+    one, other = keyed(Adam(0.1))[0], keyed(Adam(0.1))[0]
+    one.apply([gradient])
+    other.load_state_dict(one.state_dict())
+    for store in (one, other):
+        store.apply([gradient])
+    assert (one.arrays[0] == other.arrays[0]).all()
+    at = np.arange(5)
+    assert (one.take(1, at) == other.take(1, at)).all()
+    assert (one.take(0, at[:2]) == one.arrays[0][:2]).all()
+    with pytest.raises(UsageError, match="as many shards"):
+        keyed(Adam(0.1))[1].load_state_dict(one.state_dict())
+    sgd = keyed(SGD(0.1))[0]
+    with pytest.raises(UsageError, match="expected the state of SGD"):
+        sgd.load_state_dict(one.state_dict())
+    assert (sgd.arrays[0] == 0).all()
+
+
+def test_an_array_for_a_key_range():
+    (_, store) = keyed(SGD(1.0))
+    with pytest.raises(
+        UsageError, match="expected keys and values for a range of 1099511627776"
+    ):
+        store.apply([[np.ones((3, 2), "f4")]])
