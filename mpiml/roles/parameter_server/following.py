@@ -2,10 +2,10 @@
 
 The first server of a parameter server decides, for all of them, which gradients are applied in
 which order. So all go through the same versions, and a pull can be answered with parts of one
-version. Each gradient comes to every server from its worker, and what is to be done with it from
-the first server; either may come before the other.
+version. Gradients, and requests for parts, come to every server from the workers, and what is to
+be done with them from the first server; either may come before the other.
 
-Pure: gradients are opaque.
+Pure: gradients and requests are opaque.
 """
 
 from collections import deque
@@ -31,36 +31,35 @@ class Drop(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """A pull wants the parameters as they are here."""
+    """A pull wants the parameters as they are here, by a request of this key."""
 
-    ticket: Hashable
-    worker: int | None  #: whose the pull is; None: of a reader
+    key: Hashable
 
 
 Entry = Apply | Drop | Mark
 
 
 class Step(NamedTuple):
-    """Something to be done now."""
+    """Something to be done now, with the gradients of an `Apply`, the request of a `Mark`."""
 
     entry: Apply | Mark
-    gradients: tuple[Any, ...]
+    found: tuple[Any, ...]
 
 
 class Following:
-    """The entries and gradients that have come. Local; not safe from several threads."""
+    """The entries, and what they are of, that have come. Local; not safe from several threads."""
 
     def __init__(self) -> None:
         self._entries: deque[Entry] = deque()
-        self._gradients: dict[Hashable, Any] = {}
+        self._came: dict[Hashable, Any] = {}
         self._dropped: set[Hashable] = set()  # whose gradient has not come yet
 
     def arrive(self, key: Hashable, gradient: Any) -> list[Step]:
-        """Take a gradient in; return what is to be done now, in this order."""
+        """Take a gradient or a request in; return what is to be done now, in this order."""
         if key in self._dropped:
             self._dropped.discard(key)
             return []
-        self._gradients[key] = gradient
+        self._came[key] = gradient
         return self._ripe()
 
     def follow(self, entries: Sequence[Entry]) -> list[Step]:
@@ -68,7 +67,7 @@ class Following:
         for entry in entries:
             if not isinstance(entry, Drop):
                 self._entries.append(entry)
-            elif self._gradients.pop(entry.key, self) is self:
+            elif self._came.pop(entry.key, self) is self:
                 self._dropped.add(entry.key)
         return self._ripe()
 
@@ -76,16 +75,14 @@ class Following:
         steps = []
         while self._entries:
             entry = self._entries[0]
-            if isinstance(entry, Mark):
-                steps.append(Step(entry, ()))
-            elif isinstance(entry, Apply):
-                if not all(key in self._gradients for key in entry.keys):
-                    break
-                found = tuple(self._gradients.pop(key) for key in entry.keys)
-                steps.append(Step(entry, found))
+            assert not isinstance(entry, Drop)
+            keys = entry.keys if isinstance(entry, Apply) else (entry.key,)
+            if not all(key in self._came for key in keys):
+                break
+            steps.append(Step(entry, tuple([self._came.pop(key) for key in keys])))
             self._entries.popleft()
         return steps
 
     def __len__(self) -> int:
-        """Return how many entries and gradients wait for each other."""
-        return len(self._entries) + len(self._gradients) + len(self._dropped)
+        """Return how many entries, gradients and requests wait for each other."""
+        return len(self._entries) + len(self._came) + len(self._dropped)

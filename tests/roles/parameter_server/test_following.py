@@ -12,11 +12,13 @@ def apply(*keys):
 
 def test_a_decision_waits_for_its_gradients():
     following = Following()
-    assert following.follow([apply("a", "b"), Mark(1, 0)]) == []
+    assert following.follow([apply("a", "b"), Mark("t"), apply("c")]) == []
     assert following.arrive("b", "B") == []
-    first, mark = following.arrive("a", "A")
-    assert first.gradients == ("A", "B")
-    assert mark.entry == Mark(1, 0)
+    assert following.arrive("c", "C") == []
+    (first,) = following.arrive("a", "A")
+    assert first.found == ("A", "B")
+    mark, last = following.arrive("t", "T")  # until it has come, nothing goes on
+    assert (mark.entry, mark.found, last.found) == (Mark("t"), ("T",), ("C",))
     assert len(following) == 0
 
 
@@ -35,13 +37,10 @@ def test_any_interleaving_gives_the_order_of_the_first(data):
     entries, gradients, n = [], [], 0
     for kind in kinds:
         keys = [(n + i) for i in range(2 if kind == "pair" else 1)]
-        if kind == "mark":
-            entries.append(Mark(("t", n), 0))
-            n += 1
-            continue
         n += len(keys)
         gradients += keys
-        entries.append(Drop(keys[0]) if kind == "drop" else apply(*keys))
+        one = Drop if kind == "drop" else Mark
+        entries.append(one(keys[0]) if kind in ("drop", "mark") else apply(*keys))
     gradients = data.draw(st.permutations(gradients))
     events = [("g", g) for g in gradients] + [("e", None)] * len(entries)
     events = data.draw(st.permutations(events))
@@ -53,6 +52,6 @@ def test_any_interleaving_gives_the_order_of_the_first(data):
             done += following.follow([next(following_entries)])
     assert [step.entry for step in done] == [e for e in entries if not isinstance(e, Drop)]
     for step in done:
-        if isinstance(step.entry, Apply):
-            assert step.gradients == tuple(-key for key in step.entry.keys)
+        keys = step.entry.keys if isinstance(step.entry, Apply) else (step.entry.key,)
+        assert step.found == tuple(-key for key in keys)
     assert len(following) == 0
