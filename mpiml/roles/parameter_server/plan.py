@@ -1,0 +1,193 @@
+"""Where the numbers of a tree are: which server has them, and at which byte of its memory.
+
+Pure; the same on servers and workers, who make it of the same arrays. The leaves lie one after
+another in a block, each on a cache line. A server holds the part of this block that its pieces
+lie in, so that what it sends, or copies, is one range of bytes.
+"""
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpiml.errors import UsageError
+from mpiml.roles.parameter_server.layout import Piece, split
+
+__all__ = ["LINE", "LeafSpec", "Plan", "Selected"]
+
+LINE = 64  #: bytes of a cache line
+
+_FLOATS = ("float32", "float64")
+
+
+class LeafSpec(NamedTuple):
+    """One array of the tree.
+
+    Attributes
+    ----------
+    path : str
+        How one writes it: ``['w'][0]``.
+    shape : tuple of int
+    dtype : str
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def size(self) -> int:
+        """How many numbers it has."""
+        return prod(self.shape)
+
+    def __str__(self) -> str:
+        return f"{self.path or 'the array'} {self.shape} {self.dtype}"
+
+
+class Selected(NamedTuple):
+    """Some elements of a leaf, on one server.
+
+    Attributes
+    ----------
+    piece : int
+        Which of the server's pieces.
+    indices : ndarray or None
+        Elements, from the beginning of the piece; None: all.
+    places : ndarray or slice
+        Where they belong among what was asked for.
+    """
+
+    piece: int
+    indices: Any
+    places: Any
+
+
+class Plan:
+    """The parts of a tree on its servers. Local; pure.
+
+    Parameters
+    ----------
+    leaves : sequence of LeafSpec
+        In the order of the tree.
+    shards : int
+        How many servers.
+
+    Attributes
+    ----------
+    pieces : list of list of Piece
+        Of each server.
+    spans : list of (int, int)
+        The bytes of the block, from the first to behind the last, that each server holds.
+    nbytes : int
+        Of the whole block.
+
+    Raises
+    ------
+    UsageError
+        A leaf is neither float32 nor float64; there are more servers than parts.
+    """
+
+    def __init__(self, leaves: Sequence[LeafSpec], shards: int) -> None:
+        self.leaves = tuple(leaves)
+        for leaf in self.leaves:
+            if leaf.dtype not in _FLOATS:
+                raise UsageError(
+                    f"ParameterServerNode: init: expected arrays of float32 or float64, got {leaf}"
+                )
+        sizes = [leaf.size for leaf in self.leaves]
+        items = [np.dtype(leaf.dtype).itemsize for leaf in self.leaves]
+        self.pieces = split(sizes, items, shards)
+        self._items = items
+        self._at: list[int] = []
+        end = 0
+        for size, item in zip(sizes, items, strict=True):
+            self._at.append(end)
+            end += -(-size * item // LINE) * LINE
+        self.nbytes = end
+        self.spans = [self._span(pieces) for pieces in self.pieces]
+        # of each leaf: server, number of the piece there, piece
+        self._of_leaf: list[list[tuple[int, int, Piece]]] = [[] for _ in self.leaves]
+        for shard, pieces in enumerate(self.pieces):
+            for number, piece in enumerate(pieces):
+                self._of_leaf[piece.leaf].append((shard, number, piece))
+
+    def _span(self, pieces: Sequence[Piece]) -> tuple[int, int]:
+        first, last = pieces[0], pieces[-1]
+        begin = self._at[first.leaf] + first.start * self._items[first.leaf]
+        return begin, self._at[last.leaf] + last.stop * self._items[last.leaf]
+
+    def arrays(self, shard: int, memory: Any) -> "list[np.ndarray[Any, Any]]":
+        """Return the pieces of a server, each as one axis, in the memory that holds its span."""
+        begin, _ = self.spans[shard]
+        found = []
+        for leaf, start, stop in self.pieces[shard]:
+            at = self._at[leaf] + start * self._items[leaf] - begin
+            found.append(np.frombuffer(memory, self.leaves[leaf].dtype, stop - start, at))
+        return found
+
+    def whole(self, block: Any) -> "list[np.ndarray[Any, Any]]":
+        """Return the leaves in memory of the whole block."""
+        return [
+            np.frombuffer(block, leaf.dtype, leaf.size, at).reshape(leaf.shape)
+            for leaf, at in zip(self.leaves, self._at, strict=True)
+        ]
+
+    def joined(self, spans: Sequence[Any]) -> "list[np.ndarray[Any, Any]]":
+        """Return the leaves, where the memory of each server's span is given.
+
+        Leaves that lie on one server are views of its memory.
+        """
+        arrays = [self.arrays(shard, memory) for shard, memory in enumerate(spans)]
+        found = []
+        for leaf, places in zip(self.leaves, self._of_leaf, strict=True):
+            parts = [arrays[shard][number] for shard, number, _ in places]
+            if not parts:
+                found.append(np.empty(leaf.shape, leaf.dtype))
+                continue
+            flat = parts[0] if len(parts) == 1 else np.concatenate(parts)
+            found.append(flat.reshape(leaf.shape))
+        return found
+
+    def parts(self, leaves: "Sequence[np.ndarray[Any, Any]]") -> list[list[Any]]:
+        """Return what of some leaves belongs to each server: an array for each piece, a view."""
+        flat = [leaf.reshape(-1) for leaf in leaves]
+        return [
+            [flat[piece.leaf][piece.start : piece.stop] for piece in pieces]
+            for pieces in self.pieces
+        ]
+
+    def select(self, leaf: int, rows: Any = None) -> list[tuple[int, Selected]]:
+        """Return where a leaf is, or some rows of it: for each server that has some.
+
+        Parameters
+        ----------
+        leaf : int
+            Which.
+        rows : ndarray, optional
+            (n,) int64, along the first axis; all by default.
+        """
+        found: list[tuple[int, Selected]] = []
+        places = self._of_leaf[leaf]
+        if rows is None:
+            for shard, number, piece in places:
+                whole = slice(piece.start, piece.stop)
+                found.append((shard, Selected(number, None, whole)))
+            return found
+        width = prod(self.leaves[leaf].shape[1:])
+        flat = rows if width == 1 else (rows[:, None] * width + np.arange(width)).reshape(-1)
+        bounds = [piece.start for _, _, piece in places] + [self.leaves[leaf].size]
+        which = np.searchsorted(bounds, flat, side="right") - 1
+        for i, (shard, number, piece) in enumerate(places):
+            here = np.flatnonzero(which == i)
+            if len(here):
+                found.append((shard, Selected(number, flat[here] - piece.start, here)))
+        return found
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Plan) and (self.leaves, self.pieces) == (
+            other.leaves,
+            other.pieces,
+        )
+
+    __hash__ = None  # type: ignore[assignment]
