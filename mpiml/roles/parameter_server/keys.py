@@ -66,7 +66,7 @@ class Keys:
     @property
     def rowsize(self) -> int:
         """Bytes of the numbers of a row."""
-        return self.width * self.dtype.itemsize
+        return self.width * int(self.dtype.itemsize)
 
     def check(self, keys: Any, where: str) -> Any:
         """Return keys as an int64 array of one dimension; see `check_keys`."""

@@ -7,7 +7,7 @@ import numpy as np
 
 from mpiml.errors import UsageError
 from mpiml.optim import Optimizer
-from mpiml.roles.parameter_server.keys import Keys
+from mpiml.roles.parameter_server.keys import Keys, check_keys
 from mpiml.roles.parameter_server.layout import Piece
 from mpiml.roles.parameter_server.table import Table
 
@@ -77,8 +77,36 @@ class Store:
         """
         array = self.arrays[i]
         if isinstance(array, Table):
-            return array.read(indices + self.pieces[i].start)
+            return array.read(_keys(indices, array))
         return array[indices]
+
+    def check(self, gradient: Sequence[Gradient]) -> None:
+        """Raise a UsageError unless `apply` can take the gradient of a worker.
+
+        It is for the moment when a gradient comes in: by the time when it is applied, together
+        with those of others, nobody knows whose it was.
+        """
+        if len(gradient) != len(self.arrays):
+            raise UsageError(
+                f"push: expected gradients of {len(self.arrays)} pieces, got {len(gradient)}"
+            )
+        for array, term in zip(self.arrays, gradient, strict=True):
+            if term is None:
+                continue
+            if isinstance(array, Table):
+                if not isinstance(term, Sparse):
+                    raise UsageError(
+                        f"push: expected keys and values for a range of {array.keys.n} keys, "
+                        f"got {type(term).__qualname__}"
+                    )
+                array.check(_keys(term.indices, array), term.values)
+                continue
+            expected = array.shape
+            if isinstance(term, Sparse):
+                expected = check_keys(term.indices, 0, array.size, "push").shape
+                term = term.values
+            if np.shape(term) != expected:
+                raise UsageError(f"push: expected {expected} values, got {np.shape(term)}")
 
     def apply(
         self, gradients: Sequence[Sequence[Gradient]], factors: Sequence[float] | None = None
@@ -94,6 +122,11 @@ class Store:
             Of each worker, one for each piece; added in this order.
         factors : sequence of float, optional
             What each worker's is multiplied with.
+
+        Raises
+        ------
+        UsageError
+            A gradient does not fit a key range: see `check`.
         """
         self.step += 1
         count = len(gradients)
@@ -113,12 +146,6 @@ class Store:
 
     def _step_rows(self, table: Table, terms: Sequence[tuple[Any, float]]) -> None:
         """Step the rows of a key range that any of the terms has."""
-        for term, _ in terms:
-            if not isinstance(term, Sparse):
-                raise UsageError(
-                    f"push: expected keys and values for a range of {table.keys.n} keys, got "
-                    f"{type(term).__qualname__}"
-                )
         if len(terms) == 1:
             (((indices, values), scale),) = terms
         else:
@@ -127,7 +154,7 @@ class Store:
             values = np.concatenate(
                 [np.multiply(term.values, s, dtype=table.keys.dtype) for term, s in terms]
             )
-        table.apply(indices + table.start, values, self.step, scale)
+        table.apply(_keys(indices, table), values, self.step, scale)
 
     def _step_at(self, i: int, indices: Any, values: Any) -> None:
         """Step some elements of a piece: they are taken out, stepped, and put back."""
@@ -205,6 +232,15 @@ def _fresh(array: Any, optimizer: Optimizer | Update) -> Any:
     if isinstance(array, Table) or not isinstance(optimizer, Optimizer):
         return {}  # a table keeps its own
     return optimizer.init(array)
+
+
+def _keys(indices: Any, table: Table) -> Any:
+    """Return the keys at these places of a table's range; what is no number stays to be refused."""
+    array = np.asarray(indices)
+    # what overflows ends up below the range
+    return (
+        array.astype(np.int64, copy=False) + table.start if array.dtype.kind in "iu" else array
+    )
 
 
 def _form(array: Any) -> Any:

@@ -70,7 +70,7 @@ class Table:
     def nbytes(self) -> int:
         """Bytes of memory: rows, state and indices, and the room to grow."""
         held = (self._values, *self._columns.values())
-        return self._index.nbytes + sum(array.nbytes for array in held)
+        return self._index.nbytes + int(sum(array.nbytes for array in held))
 
     def read(self, keys: Any) -> Any:
         """Return rows, as a copy; those that do not exist are not made.
@@ -117,8 +117,7 @@ class Table:
         UsageError
             As for `read`; the values do not fit. Nothing has changed then.
         """
-        keys = check_keys(keys, self.start, self.stop, "push")
-        keys, gradient = _added_up(keys, self._checked(values, len(keys)))
+        keys, gradient = _added_up(*self.check(keys, values))
         if not len(keys):
             return
         if scale != 1:
@@ -129,7 +128,16 @@ class Table:
             places[new] = self._make(keys[new])
         self._step(places, gradient, step)
 
-    def _checked(self, values: Any, count: int) -> Any:
+    def check(self, keys: Any, values: Any) -> tuple[Any, Any]:
+        """Return keys and values as `apply` takes them, (m,) int64 and (m, width).
+
+        Raises
+        ------
+        UsageError
+            They do not fit.
+        """
+        keys = check_keys(keys, self.start, self.stop, "push")
+        count = len(keys)
         array = np.asarray(values)
         width = self.keys.width
         if (array.shape == (count,) and width == 1) or array.size == 0 == count:
@@ -140,7 +148,7 @@ class Table:
                 f"push: values: expected floating-point numbers of shape {(count, width)}, a row "
                 f"for each key, got {array.dtype}{array.shape}"
             )
-        return array.astype(self.keys.dtype, copy=False)
+        return keys, array.astype(self.keys.dtype, copy=False)
 
     def _make(self, keys: Any) -> Any:
         """Make the rows of sorted keys; return their places."""

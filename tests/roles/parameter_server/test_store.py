@@ -197,9 +197,27 @@ def test_state_of_key_ranges_goes_on_where_it_was():
     assert (sgd.arrays[0] == 0).all()
 
 
-def test_an_array_for_a_key_range():
-    (_, store) = keyed(SGD(1.0))
-    with pytest.raises(
-        UsageError, match="expected keys and values for a range of 1099511627776"
-    ):
-        store.apply([[np.ones((3, 2), "f4")]])
+def test_gradients_are_checked_one_by_one():
+    one, _ = keyed(SGD(1.0))
+    dense, rows = np.ones(4, "f4"), Sparse([3], np.ones((1, 2), "f4"))
+    for good in ([dense, rows], [None, None], [Sparse([3, 3], np.ones(2)), None]):
+        one.check(good)
+    for bad, match in [
+        ([dense], "of 2 pieces, got 1"),
+        (
+            [dense, np.ones((3, 2), "f4")],
+            "keys and values for a range of 1099511627776 keys, got",
+        ),
+        ([dense, Sparse([2**39], np.ones((1, 2), "f4"))], "keys: expected 0 to 549755813887"),
+        ([dense, Sparse([3.0], np.ones((1, 2), "f4"))], "keys: expected whole numbers"),
+        ([dense, Sparse([3], np.ones(2, "f4"))], r"values: expected .* \(1, 2\)"),
+        ([np.ones(3, "f4"), rows], r"expected \(4,\) values, got \(3,\)"),
+        ([Sparse([4], np.ones(1)), rows], "keys: expected 0 to 3, got 4"),
+        ([Sparse([3], np.ones(2)), rows], r"expected \(1,\) values, got \(2,\)"),
+    ]:
+        with pytest.raises(UsageError, match=f"^push: .*{match}"):
+            one.check(bad)
+    with pytest.raises(UsageError, match="keys: expected 549755813888 to 1099511627775"):
+        keyed(SGD(1.0))[1].check([Sparse(np.array([2**64 - 1], "u8"), np.ones((1, 2), "f4"))])
+    one.apply([[dense, rows]])
+    assert (one.take(1, np.array([3])) == -1).all()
