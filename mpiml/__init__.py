@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from mpiml.payload import give
     from mpiml.program import Placement, Program
     from mpiml.references import Deferred, Handle
+    from mpiml.roles.cacher import CacherNode
     from mpiml.settings import FILL
     from mpiml.topics.policy import Keep
 
@@ -38,6 +39,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "FILL",
+    "CacherNode",
     "Colocation",
     "Context",
     "DeadlineError",
@@ -72,6 +74,7 @@ __all__ = [
 
 _HOME = {
     "FILL": "settings",
+    "CacherNode": "roles.cacher",
     "Colocation": "nodes",
     "Context": "context",
     "Deferred": "references",

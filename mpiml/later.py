@@ -17,7 +17,6 @@ _FAULT = "fault"
 
 #: name -> (how a user spells it, the release that brings it)
 LATER: dict[str, tuple[str, str]] = {
-    "CacherNode": ("mpiml.CacherNode", _SERVICES),
     "ParameterServerNode": ("mpiml.ParameterServerNode", _SERVICES),
     "ReplayNode": ("mpiml.ReplayNode", _SERVICES),
     "consistency": ("mpiml.consistency", _SERVICES),

@@ -50,8 +50,8 @@ def test_hasattr_is_false(package):
 
 
 def test_import_statement_keeps_the_text(package):
-    with pytest.raises(UsageError, match=r"^mpiml\.CacherNode comes with") as caught:
-        exec("from refusing_package import CacherNode", {})
+    with pytest.raises(UsageError, match=r"^mpiml\.ReplayNode comes with") as caught:
+        exec("from refusing_package import ReplayNode", {})
     assert isinstance(caught.value, ImportError)
 
 

@@ -73,7 +73,7 @@ FLOORS = {
         ["mpiml.roles.parameter_server.keys", "mpiml.roles.parameter_server.order"],
         ["mpiml.roles.parameter_server.layout", "mpiml.roles.parameter_server.table"],
         ["mpiml.roles.parameter_server.store"],
-        ["mpiml.roles", "mpiml.roles.parameter_server"],
+        ["mpiml.roles.cache", "mpiml.roles.parameter_server"],
     ],
     "world": [["mpiml.world"]],
     "faults": [["mpiml.ancestors", "mpiml.progress"], ["mpiml.faults"], ["mpiml.output"]],
@@ -265,6 +265,10 @@ FLOORS = {
         ["mpiml.handshake", "mpiml.layout", "mpiml.linking", "mpiml.reporting", "mpiml.result"],
         ["mpiml.session"],
         ["mpiml.launch", "mpiml.testing"],
+    ],
+    "services": [
+        ["mpiml.roles.cacher"],
+        ["mpiml.roles"],
     ],
     "frameworks": [
         [
