@@ -16,7 +16,7 @@ from mpiml.engine import Engine
 from mpiml.failure import Failures
 from mpiml.graph import Vertex
 from mpiml.group import ClientGroup
-from mpiml.hosting import HostedNode, has_body
+from mpiml.hosting import RETURNED, HostedNode, has_body
 from mpiml.idle import Idle
 from mpiml.nodes import ServiceNode, served_methods
 from mpiml.progress import Report
@@ -224,8 +224,8 @@ class Runtime:
             self.on_left(node)  # before the result, which the end waits for
         self.router.send_result(node.vertex, node.title, node.value)
         self.teams.left(node)
-        if not self.stopping:  # else its ends would look like those of work that is done
-            self.topics.leave(node.vertex)
+        # its work is not done, where it was stopped: iterations must not end as if it were
+        self.topics.leave(node.vertex, cut=self.stopping or node.how != RETURNED)
         if not node.spec.daemon:
             self.ending.body(-1)
         if all(n.returned for n in self.nodes):
@@ -321,6 +321,9 @@ class Runtime:
         if self.survey is not None:
             self.survey.close()
         self.idle.close()
+        for node in self.nodes:
+            if not node.body:  # no body takes or puts any more: methods must not wait for one
+                self.topics.leave(node.vertex, cut=True, late=True)
         if ending.settle(comm, self._active, gave_up) is not None:
             self._call_back_all()
         streams = ending.settle(comm, self._active, gave_up) if not gave_up() else None

@@ -37,8 +37,27 @@ class Publisher:
 
     @property
     def undelivered(self) -> int:
-        """How many messages were for subscribers that had left."""
+        """How many messages were for subscribers that had left, or left before they took them."""
         return self._outgoing.undelivered
+
+    def statistics(self) -> dict[str, int]:
+        """Return what has become of the messages, summed over subscribers; see docs/topics.md.
+
+        Returns
+        -------
+        dict of str to int
+            ``"sent"`` and ``"bytes"``: messages that have left, and what they held.
+            ``"waiting"``: messages for subscribers that are behind. ``"dropped"``,
+            ``"undelivered"``: as the attributes.
+        """
+        links = self._outgoing.links
+        return {
+            "sent": sum(link.sent for link in links),
+            "bytes": sum(link.bytes for link in links),
+            "waiting": sum(link.outbox.waiting for link in links),
+            "dropped": self.dropped,
+            "undelivered": self.undelivered,
+        }
 
     def put(self, x: Any, to: Any = None) -> None:
         """Send a message. It may be changed afterwards.
@@ -57,6 +76,8 @@ class Publisher:
         ------
         UsageError
             `to` means no subscriber that hears this publisher.
+        ServiceGoneError
+            The node's body has returned.
         Stopped
             The program stops.
         """
@@ -64,7 +85,7 @@ class Publisher:
         scope = current_scope(required=False) or self._scope
         if scope is not None and scope.halt:
             raise Stopped("the program is stopping: expected no new message in a body")
-        if self._outgoing.ended:
+        if self._outgoing.ended and not self._outgoing.late:
             raise ServiceGoneError(
                 f"{self._about}: the node has returned, and publishes no more"
             )
@@ -128,6 +149,23 @@ class Subscriber:
         """How many messages of each publisher were lost to this subscriber."""
         return dict(zip(self._names, self._incoming.inbox.dropped, strict=True))
 
+    def statistics(self) -> dict[str, int]:
+        """Return what has come, summed over publishers; see docs/topics.md.
+
+        Returns
+        -------
+        dict of str to int
+            ``"received"`` and ``"bytes"``: messages that the node has taken, and what they held.
+            ``"waiting"``: those that it can take now. ``"dropped"``: those that were lost to it.
+        """
+        incoming = self._incoming
+        return {
+            "received": incoming.received,
+            "bytes": incoming.bytes,
+            "waiting": len(incoming.inbox),
+            "dropped": sum(incoming.inbox.dropped),
+        }
+
     def get(self, timeout: float | None = None) -> Any:
         """Return the next message, the receiver's own; wait for it.
 
@@ -142,16 +180,29 @@ class Subscriber:
             None has come in time.
         ServiceGoneError
             All publishers have returned, and there is none left.
+        UsageError
+            The timeout is no number >= 0.
         Stopped
             The program stops.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else time.monotonic() + self._seconds(timeout)
         found, value = self._next(deadline, timeout)
         if not found:
             raise ServiceGoneError(
                 f"{self._about}: its publishers have returned: {', '.join(self._names)}"
             )
         return value
+
+    def _seconds(self, timeout: Any) -> float:
+        try:
+            seconds = -1.0 if isinstance(timeout, bool | str) else float(timeout)
+        except (TypeError, ValueError):
+            seconds = -1.0
+        if seconds >= 0:  # not NaN either
+            return seconds
+        raise UsageError(
+            f"{self._about}: timeout: expected None or seconds >= 0, got {timeout!r}"
+        )
 
     def _next(self, deadline: float | None, timeout: float | None) -> tuple[bool, Any]:
         incoming = self._incoming
@@ -160,15 +211,33 @@ class Subscriber:
             taken = incoming.take()
             if taken is not None:
                 return True, self._value(taken)
-            if incoming.over:
-                return False, None
-            wait = Wait(self._about)
-            incoming.watch(partial(engine.fulfil, wait))
             scope = current_scope(required=False) or self._scope
+            wait = Wait(self._about)
+            if not incoming.over:
+                incoming.watch(partial(engine.fulfil, wait))
+            elif not self._waits_for_stop(scope):
+                return False, None
             if not engine.wait(wait, deadline, scope):
                 raise DeadlineError(
                     f"{self._about}: expected one within {timeout:g} s, got none"
                 )
+
+    def _waits_for_stop(self, scope: Scope | None) -> bool:
+        """Return whether to wait for the stop, since publishers have not finished their work.
+
+        A body then gets `Stopped`, not the end of an iteration, which would look like all of it.
+
+        Raises
+        ------
+        ServiceGoneError
+            They have not, and this is a method: a stop does not interrupt it.
+        """
+        if self._incoming.cut and (scope is None or scope.nested):
+            raise ServiceGoneError(
+                f"{self._about}: the program stops, and its publishers have ended before they "
+                f"were done: {', '.join(self._names)}"
+            )
+        return self._incoming.cut
 
     def _value(self, taken: Any) -> Any:
         frame, buffers = taken.message
@@ -195,9 +264,10 @@ class Subscriber:
 
                 await asyncio.sleep(0)  # other tasks want a turn too
                 return self._value(taken)
-            if incoming.over:
+            scope = current_scope(required=False) or self._scope
+            if incoming.over and not self._waits_for_stop(scope):
                 raise StopAsyncIteration
-            await _Arrival(incoming, current_scope(required=False) or self._scope)
+            await _Arrival(incoming, scope)
 
     def __repr__(self) -> str:
         return f"<subscriber of {self._topic!r} to {', '.join(self._names)}>"
@@ -214,7 +284,8 @@ class _Arrival:
         import asyncio
 
         proxy = asyncio.get_running_loop().create_future()
-        self._incoming.watch(lambda: wake(proxy))
+        if not self._incoming.over:  # else it is the stop that ends this
+            self._incoming.watch(lambda: wake(proxy))
         yield from await_in(self._scope, proxy)
 
 

@@ -21,6 +21,7 @@ from mpiml.wire import TOPIC, TOPIC_ACK, TOPIC_END, Frame
 __all__ = ["Incoming", "Link", "Outgoing", "Topics", "packed"]
 
 _NOTHING = Packed(0, b"", [])
+_CUT = Packed(1, b"", [])  # of an end: the publisher was stopped, or has failed
 
 
 class Link:
@@ -30,9 +31,11 @@ class Link:
     ----------
     vertex, rank : int
         Of the subscriber.
+    sent, bytes : int
+        How much was sent: messages, and what they held.
     """
 
-    __slots__ = ("aux", "gone", "outbox", "rank", "vertex")
+    __slots__ = ("aux", "bytes", "ended", "gone", "outbox", "rank", "sent", "vertex")
 
     def __init__(self, vertex: int, rank: int, aux: int, outbox: Outbox) -> None:
         self.vertex = vertex
@@ -40,6 +43,8 @@ class Link:
         self.aux = aux
         self.outbox = outbox
         self.gone = False  # the subscriber has left
+        self.ended = False  # it has been told that nothing more comes
+        self.sent = self.bytes = 0
 
 
 class Outgoing:
@@ -62,6 +67,8 @@ class Outgoing:
         self.lock = threading.Lock()
         self.undelivered = 0  # messages for subscribers that have left
         self.ended = False
+        self.late = False  # what is put after the end is counted, and no error
+        self._cut = False
         self._by_aux = {(link.vertex, link.aux): link for link in links}
         self._waiting: list[Wait] = []
         self._ready: deque[Callable[[], None]] = deque()  # frames to be sent, in this order
@@ -70,7 +77,7 @@ class Outgoing:
     def put(self, links: Sequence[Link], packed: Packed, wait: Wait | None) -> bool:
         """Send a message on some links; False where one has no room, and `wait` is told of more."""
         with self.lock:
-            there = [link for link in links if not link.gone]
+            there = [] if self.ended else [link for link in links if not link.gone]
             if not all(link.outbox.room for link in there):
                 if wait is not None:
                     wait.ready = False
@@ -82,13 +89,18 @@ class Outgoing:
         self._flush()
         return True
 
-    def on_ack(self, subscriber: int, aux: int, count: int) -> None:
-        """Take in that messages need no room any more; 0: that the subscriber has left."""
+    def on_ack(self, subscriber: int, aux: int, count: int, settled: int = 0) -> None:
+        """Take in that messages need no room any more.
+
+        A `count` of 0 says that the subscriber has left, and has taken or dropped `settled` of
+        those that were sent.
+        """
         link = self._by_aux[subscriber, aux]
         with self.lock:
             if not count:
                 link.gone = True
-                self.undelivered += link.outbox.close()
+                self.undelivered += link.outbox.close() + link.sent - settled
+                self._end(link)  # a method there may still wait
             else:
                 self._send(link, link.outbox.acknowledged(count))
                 self._end(link)
@@ -97,21 +109,37 @@ class Outgoing:
         for wait in waiting:
             self.engine.fulfil(wait)
 
-    def end(self) -> None:
-        """Say that nothing more comes, after what is there."""
+    def end(self, cut: bool = False, late: bool = False) -> None:
+        """Say that nothing more comes, after what is there.
+
+        Parameters
+        ----------
+        cut : bool
+            The publisher was stopped, or has failed: its work is not done.
+        late : bool
+            What is put afterwards counts as undelivered; else it is an error.
+        """
         with self.lock:
-            self.ended = True
+            if self.ended:
+                return
+            self.ended, self.late, self._cut = True, late, cut
             for link in self.links:
                 self._end(link)
+            waiting, self._waiting = self._waiting, []
         self._flush()
+        for wait in waiting:  # they find that it has ended
+            self.engine.fulfil(wait)
 
     def _end(self, link: Link) -> None:
-        if self.ended and link.outbox.idle and not link.gone:
-            number = link.outbox.number
-            self._ready.append(lambda: self._transmit(link, TOPIC_END, number))
+        if self.ended and link.outbox.idle and not link.ended:
+            link.ended = True
+            number, how = link.outbox.number, _CUT if self._cut else _NOTHING
+            self._ready.append(lambda: self._transmit(link, TOPIC_END, number, how))
 
     def _send(self, link: Link, messages: Sequence[Sent]) -> None:
         for number, packed in messages:
+            link.sent += 1
+            link.bytes += len(packed.body) + sum(map(len, packed.buffers))
 
             def send(number: int = number, packed: Packed = packed) -> None:
                 self._transmit(link, TOPIC, number, packed)
@@ -158,6 +186,10 @@ class Incoming:
         self.publishers = subscription.publishers
         self.inbox = Inbox(subscription.end.topic.policy, len(self.publishers))
         self.left = False
+        self.cut = (
+            False  # a publisher was stopped, or has failed: the end of its work is not one
+        )
+        self.received = self.bytes = 0  # of what was taken
         self._ranks = ranks
         self._aux = aux
         self._links = {vertex: i for i, vertex in enumerate(self.publishers)}
@@ -174,9 +206,10 @@ class Incoming:
         self._tell(link, acks)
         self._signal()
 
-    def on_end(self, publisher: int, number: int) -> None:
-        """Take in that a publisher has put its last message."""
+    def on_end(self, publisher: int, number: int, cut: bool) -> None:
+        """Take in that a publisher has put its last message, or was cut short."""
         with self._lock:
+            self.cut = self.cut or cut
             self.inbox.end(self._links[publisher], number)
         self._signal()
 
@@ -184,9 +217,12 @@ class Incoming:
         """Return the next message, if there is one."""
         with self._lock:
             found = self.inbox.take()
-        if found is None:
-            return None
-        taken, acks = found
+            if found is None:
+                return None
+            taken, acks = found
+            frame, buffers = taken.message
+            self.received += 1
+            self.bytes += len(frame.body) + sum(map(len, buffers))
         self._tell(taken.link, acks)
         return taken
 
@@ -208,17 +244,18 @@ class Incoming:
         """Hear nothing more: publishers are told, so that none waits."""
         with self._lock:
             self.left = True
-        for link in range(len(self.publishers)):
-            self._transmit(link, 0)
+            settled = [self.inbox.settled(link) for link in range(len(self.publishers))]
+        for link, number in enumerate(settled):
+            self._transmit(link, 0, b"%d" % number)
 
     def _tell(self, link: int, acks: int) -> None:
         if acks:
             self._transmit(link, acks)
 
-    def _transmit(self, link: int, count: int) -> None:
+    def _transmit(self, link: int, count: int, settled: bytes = b"") -> None:
         self.engine.transmit(
             self._ranks[link], TOPIC_ACK, self.subscription.vertex, self.publishers[link], count,
-            self._aux,
+            self._aux, body=settled,
         )  # fmt: skip
 
     def _signal(self) -> None:
@@ -282,11 +319,15 @@ class Topics:
         place = self._places[vertex, id(end)]
         return self._build(self._incoming[vertex, end.topic.number, place], end)
 
-    def leave(self, vertex: int) -> None:
-        """Note that a node is over: it publishes nothing more, and hears nothing more."""
+    def end(self, vertex: int, cut: bool = False, late: bool = False) -> None:
+        """Note that a node publishes nothing more; see `Outgoing.end`."""
         for (node, _), outgoing in self._outgoing.items():
             if node == vertex:
-                outgoing.end()
+                outgoing.end(cut, late)
+
+    def leave(self, vertex: int, cut: bool = False, late: bool = False) -> None:
+        """Note that a node is over: it publishes nothing more, and hears nothing more."""
+        self.end(vertex, cut, late)
         for (node, _, _), incoming in self._incoming.items():
             if node == vertex:
                 incoming.leave()
@@ -295,13 +336,15 @@ class Topics:
         self._at(frame).on_message(frame.source, frame, buffers)
 
     def _on_end(self, rank: int, frame: Frame, buffers: Sequence[Any]) -> None:
-        self._at(frame).on_end(frame.source, frame.id)
+        self._at(frame).on_end(frame.source, frame.id, bool(frame.encoding))
 
     def _at(self, frame: Frame) -> Incoming:
         return self._incoming[frame.target, frame.aux >> 16, frame.aux & 0xFFFF]
 
     def _on_ack(self, rank: int, frame: Frame, buffers: Sequence[Any]) -> None:
-        self._outgoing[frame.target, frame.aux >> 16].on_ack(frame.source, frame.aux, frame.id)
+        settled = int(bytes(frame.body) or b"0")
+        outgoing = self._outgoing[frame.target, frame.aux >> 16]
+        outgoing.on_ack(frame.source, frame.aux, frame.id, settled)
 
 
 def packed(value: Any) -> Packed:

@@ -70,6 +70,11 @@ class Outbox:
         return count
 
     @property
+    def waiting(self) -> int:
+        """How many messages have not been sent."""
+        return len(self._waiting)
+
+    @property
     def idle(self) -> bool:
         """Whether everything that was put has been sent or dropped."""
         return not self._waiting
@@ -117,6 +122,7 @@ class Inbox:
         self._batch = max(1, keep.n // 4)
         self._queues: list[deque[tuple[int, int, Any]]] = [deque() for _ in range(links)]
         self._numbers = [0] * links  # of the last message that has come
+        self._arrived = [0] * links  # how many messages have come
         self._owed = [0] * links  # acknowledgements
         self._order: list[tuple[int, int]] = []  # heap of (arrival, link); old ones too
         self._arrivals = itertools.count()
@@ -135,6 +141,7 @@ class Inbox:
         """Take a message in; return how many of the link to acknowledge now."""
         self.dropped[link] += number - self._numbers[link] - 1
         self._numbers[link] = number
+        self._arrived[link] += 1
         arrival, queue = next(self._arrivals), self._queues[link]
         queue.append((arrival, number, message))
         heapq.heappush(self._order, (arrival, link))
@@ -148,6 +155,10 @@ class Inbox:
         self.dropped[link] += number - self._numbers[link]
         self._numbers[link] = number
         self._ended.add(link)
+
+    def settled(self, link: int) -> int:
+        """Return how many messages of a link have come and do not wait here any more."""
+        return self._arrived[link] - len(self._queues[link])
 
     def take(self) -> tuple[Taken, int] | None:
         """Return the oldest message, and how many of its link to acknowledge; None if none is."""
