@@ -242,7 +242,7 @@ FLOORS = {
         ["mpiml.collectives"],
     ],
     "rpc": [
-        ["mpiml.turns"],
+        ["mpiml.roles.parameter_server.downpour", "mpiml.turns"],
         ["mpiml.tasks"],
         ["mpiml.server"],
         ["mpiml.aio", "mpiml.batching", "mpiml.streams"],

@@ -5,12 +5,12 @@ far too large to be held, only the keys exist that something was pushed to.
 """
 
 import math
-import operator
 from typing import Any, Final
 
 import numpy as np
 
 from mpiml.errors import UsageError
+from mpiml.whole import whole_number
 
 __all__ = ["Keys", "check_keys"]
 
@@ -43,8 +43,8 @@ class Keys:
     def __init__(
         self, n: int, width: int = 1, dtype: Any = "float32", fill: float = 0.0
     ) -> None:
-        self.n = _whole("n", n, 1, MOST)
-        self.width = _whole("width", width, 1, 2**31)
+        self.n = whole_number("Keys: n", n, 1, MOST)
+        self.width = whole_number("Keys: width", width, 1, 2**31)
         try:
             self.dtype = np.dtype(dtype)
         except TypeError:
@@ -121,15 +121,3 @@ def check_keys(keys: Any, start: int, stop: int, where: str) -> Any:
             f"{where}: keys: expected {start} to {stop - 1}, got {array[at]} at place {at}"
         )
     return array.astype(np.int64, copy=False)
-
-
-def _whole(name: str, value: Any, least: int, most: int) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = least - 1
-    if not least <= number <= most:
-        raise UsageError(
-            f"Keys: {name}: expected a whole number from {least} to {most}, got {value!r}"
-        )
-    return number
