@@ -25,6 +25,7 @@ FLOORS = {
         [
             "mpiml.consistency",
             "mpiml.control",
+            "mpiml.filters",
             "mpiml.hosts",
             "mpiml.libraries",
             "mpiml.references",
@@ -242,6 +243,11 @@ FLOORS = {
         ["mpiml.collectives"],
     ],
     "rpc": [
+        ["mpiml.roles.parameter_server.filtering_wire"],
+        ["mpiml.roles.parameter_server.filtering_stages"],
+        ["mpiml.roles.parameter_server.filtering_rules"],
+        ["mpiml.roles.parameter_server.filtering_ends"],
+        ["mpiml.roles.parameter_server.filtering"],
         ["mpiml.roles.parameter_server.downpour", "mpiml.turns"],
         ["mpiml.tasks"],
         ["mpiml.server"],
