@@ -1,7 +1,7 @@
 """The parameters of one server, the optimizer's state, and how gradients change them."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -28,6 +28,8 @@ class Sparse(NamedTuple):
     indices: Any
     values: Any
 
+
+BLOCK: Final = 1 << 15  # elements that stay in the cache, while those of all workers are added
 
 #: Of one piece: an array like it, a `Sparse`, or None for zero; never an array of a key range.
 Gradient = Any
@@ -257,16 +259,28 @@ def _mean(terms: Sequence[tuple[Any, float]], like: Any) -> Any:
     first, scale = terms[0]
     if len(terms) == 1 and scale == 1 and not isinstance(first, Sparse):
         return first
-    rest = terms
-    if isinstance(first, Sparse):
-        total = np.zeros_like(like)
-    else:
-        total, rest = np.multiply(first, scale, dtype=like.dtype), terms[1:]
-    for term, scale in rest:
+    if not any(isinstance(term, Sparse) for term, _ in terms):
+        return _mean_of_dense(terms, like)
+    total = np.zeros_like(like)
+    for term, scale in terms:
         if isinstance(term, Sparse):
             np.add.at(total, term.indices, np.multiply(term.values, scale, dtype=like.dtype))
         else:
             total += np.multiply(term, scale, dtype=like.dtype)
+    return total
+
+
+def _mean_of_dense(terms: Sequence[tuple[Any, float]], like: Any) -> Any:
+    """Return the same sum, block by block: each is read from memory once."""
+    total, room = np.empty_like(like), np.empty(BLOCK, like.dtype)
+    (first, scale), rest = terms[0], terms[1:]
+    for at in range(0, like.size, BLOCK):
+        part = total[at : at + BLOCK]
+        np.multiply(first[at : at + BLOCK], scale, out=part, dtype=like.dtype)
+        more = room[: part.size]
+        for term, factor in rest:
+            np.multiply(term[at : at + BLOCK], factor, out=more, dtype=like.dtype)
+            part += more
     return total
 
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from mpiml.errors import UsageError
 from mpiml.optim import SGD, Adagrad, Adam
 from mpiml.roles.parameter_server.keys import Keys
-from mpiml.roles.parameter_server.layout import split, split_leaves
-from mpiml.roles.parameter_server.store import Sparse, Store
+from mpiml.roles.parameter_server.layout import Piece, split, split_leaves
+from mpiml.roles.parameter_server.store import BLOCK, Sparse, Store
 from mpiml.roles.parameter_server.table import Table
 
 rng = np.random.default_rng(0)
@@ -131,6 +131,18 @@ def test_one_dense_gradient_is_not_copied():
         _, most = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert most < gradient.nbytes // 16
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8", "f2"])
+def test_the_mean_is_the_same_in_blocks(dtype):
+    size = 2 * BLOCK + 5
+    grads = [rng.standard_normal(size).astype(dtype) for _ in range(3)]
+    store = Store([np.zeros(size, "f4")], [Piece(0, 0, size)], SGD(1.0))
+    store.apply([[g] for g in grads], [1.0, 2.0, 0.5])
+    total = np.zeros(size, "f4")
+    for g, factor in zip(grads, [1.0, 2.0, 0.5], strict=True):
+        total += np.multiply(g, factor / 3, dtype="f4")
+    assert (store.arrays[0] == -total).all()
 
 
 def test_factors_weigh_the_mean():
