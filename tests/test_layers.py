@@ -265,7 +265,7 @@ FLOORS = {
     "launch": [
         ["mpiml.agree"],
         ["mpiml.ending", "mpiml.hosting", "mpiml.routing", "mpiml.survey"],
-        ["mpiml.context", "mpiml.failure", "mpiml.idle", "mpiml.membership"],
+        ["mpiml.context", "mpiml.failure", "mpiml.idle", "mpiml.membership", "mpiml.topics.quiet"],
         ["mpiml.teams"],
         ["mpiml.runtime"],
         ["mpiml.handshake", "mpiml.layout", "mpiml.linking", "mpiml.reporting", "mpiml.result"],
@@ -273,7 +273,7 @@ FLOORS = {
         ["mpiml.launch", "mpiml.testing"],
     ],
     "services": [
-        ["mpiml.roles.cacher"],
+        ["mpiml.roles.cacher", "mpiml.roles.counter"],
         ["mpiml.roles"],
     ],
     "frameworks": [
