@@ -96,7 +96,7 @@ class Runtime:
             if node.spec.index == 0 and node.spec.replicas > 1:
                 role = self._roles[node.spec.role_index]
                 self.ending.add_role(node.vertex, [(v.id, ranks[v.id]) for v in role])
-        self.topics = Topics(engine, vertices, ranks, ends_of(vertices))
+        self.topics = Topics(engine, vertices, ranks, ends_of(vertices), hosts.host_of)
         self.boards = Boards(engine, lambda first: vertices[first].replicas)
         engine.on_broken = self._on_broken
 

@@ -11,8 +11,9 @@ from mpiml.contents import value_in
 from mpiml.errors import DeadlineError, ServiceGoneError, Stopped, UsageError
 from mpiml.graph import Vertex
 from mpiml.scope import Scope, current_scope
-from mpiml.topics.exchange import Incoming, Link, Outgoing, packed
 from mpiml.topics.graph import ROUND_ROBIN, End, chosen
+from mpiml.topics.incoming import Incoming
+from mpiml.topics.outgoing import Link, Outgoing, packed
 from mpiml.waits import Wait
 
 __all__ = ["Publisher", "Subscriber", "ends_of"]

@@ -5,7 +5,7 @@ links. Messages of a link are numbered from 1, those that are dropped too. What 
 waits is bounded on both sides, whatever the other does: the publisher sends until `window`
 messages have not been acknowledged.
 
-Pure: messages are opaque, what is to be sent is returned.
+Pure: messages are opaque.
 """
 
 import heapq
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from mpiml.topics.policy import BLOCK, Keep, Policy
 
-__all__ = ["Inbox", "Outbox", "Sent", "Taken"]
+__all__ = ["Inbox", "Order", "Outbox", "Sent", "Taken"]
 
 
 class Sent(NamedTuple):
@@ -36,7 +36,8 @@ class Taken(NamedTuple):
 class Outbox:
     """The publisher's side of one link.
 
-    Local. `put`, `acknowledged` return what is to be sent, in its order.
+    Local. After each `add` and `acknowledged`, what is `ready` is to be sent: by `send`, in
+    order; what is too much then is dropped by `trim`.
 
     Parameters
     ----------
@@ -44,30 +45,21 @@ class Outbox:
         Of the topic.
     """
 
+    __slots__ = ("_open", "_waiting", "blocks", "dropped", "number", "window")
+
     def __init__(self, policy: Policy) -> None:
         keep = policy if isinstance(policy, Keep) else Keep(1, "drop_oldest")
         self.blocks = keep.on_full == BLOCK
         self.window = keep.n
         self.dropped = 0  #: messages that were never sent
-        self._number = 0
+        self.number = 0  #: messages that have been added
         self._open = 0  # sent, and not acknowledged
         self._waiting: deque[Sent] = deque()
 
     @property
     def room(self) -> bool:
-        """Whether a message may be put now: always, unless the policy is to block."""
+        """Whether a message may be added now: always, unless the policy is to block."""
         return not self.blocks or self._open < self.window
-
-    @property
-    def number(self) -> int:
-        """How many messages have been put."""
-        return self._number
-
-    def close(self) -> int:
-        """Drop what has not been sent: nobody is there any more; return how many it was."""
-        count = len(self._waiting)
-        self._waiting.clear()
-        return count
 
     @property
     def waiting(self) -> int:
@@ -76,30 +68,78 @@ class Outbox:
 
     @property
     def idle(self) -> bool:
-        """Whether everything that was put has been sent or dropped."""
+        """Whether everything that was added has been sent or dropped."""
         return not self._waiting
 
-    def put(self, message: Any) -> list[Sent]:
-        """Take a message; where there is no room, `room` is asked before."""
-        self._number += 1
-        self._waiting.append(Sent(self._number, message))
-        found = self._go()
-        if len(self._waiting) > self.window:
+    @property
+    def ready(self) -> bool:
+        """Whether a message waits that may be sent now."""
+        return self._open < self.window and bool(self._waiting)
+
+    @property
+    def head(self) -> Any:
+        """The message that is sent next; None if none waits."""
+        return self._waiting[0].message if self._waiting else None
+
+    def holds(self, message: Any) -> bool:
+        """Return whether a message waits."""
+        return any(sent.message is message for sent in self._waiting)
+
+    def add(self, message: Any) -> None:
+        """Take a message; `room` is asked before."""
+        self.number += 1
+        self._waiting.append(Sent(self.number, message))
+
+    def at_once(self) -> int:
+        """Take a message that is sent now, and return its number; 0 where it must wait."""
+        if self._waiting or self._open >= self.window:
+            return 0
+        self._open += 1
+        self.number += 1
+        return self.number
+
+    def send(self) -> Sent:
+        """Return the next message, which is sent now."""
+        self._open += 1
+        return self._waiting.popleft()
+
+    def trim(self) -> None:
+        """Drop the oldest of what waits, where it is too much."""
+        while len(self._waiting) > self.window:
             self._waiting.popleft()
             self.dropped += 1
-        return found
 
-    def acknowledged(self, count: int) -> list[Sent]:
+    def acknowledged(self, count: int) -> None:
         """Note that so many more messages need no room any more."""
         self._open -= count
-        return self._go()
 
-    def _go(self) -> list[Sent]:
-        found = []
-        while self._waiting and self._open < self.window:
-            self._open += 1
-            found.append(self._waiting.popleft())
-        return found
+    def close(self) -> int:
+        """Drop what has not been sent: nobody is there any more; return how many it was."""
+        count = len(self._waiting)
+        self._waiting.clear()
+        return count
+
+
+class Order:
+    """Puts what is sent on one link, and comes on several ways, back in its order.
+
+    Local. What comes early is held: no more of it than may be under way.
+    """
+
+    __slots__ = ("_early", "_turn")
+
+    def __init__(self) -> None:
+        self._turn = 1
+        self._early: dict[int, Any] = {}
+
+    def arrive(self, turn: int, item: Any) -> list[Any]:
+        """Take an item in; return what is due now."""
+        self._early[turn] = item
+        due = []
+        while self._turn in self._early:
+            due.append(self._early.pop(self._turn))
+            self._turn += 1
+        return due
 
 
 class Inbox:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from mpiml.errors import UsageError
 from mpiml.topics.policy import Keep, as_policy
-from mpiml.topics.queues import Inbox, Outbox
+from mpiml.topics.queues import Inbox, Order, Outbox
 
 policies = st.one_of(
     st.just("latest"),
@@ -29,16 +29,23 @@ class Link:
     def put(self, link):
         if self.outboxes[link].room:
             self.put_[link] += 1
-            self.wires[link] += self.outboxes[link].put(self.put_[link])
+            self.outboxes[link].add(self.put_[link])
+            self.send(link)
+            self.outboxes[link].trim()
             return True
         return False
+
+    def send(self, link):
+        while self.outboxes[link].ready:
+            self.wires[link].append(self.outboxes[link].send())
 
     def deliver(self, link):
         if self.wires[link]:
             self.acks[link] += self.inbox.arrive(link, *self.wires[link].pop(0))
         elif self.acks[link]:
             count, self.acks[link] = self.acks[link], 0
-            self.wires[link] += self.outboxes[link].acknowledged(count)
+            self.outboxes[link].acknowledged(count)
+            self.send(link)
         else:
             return False
         return True
@@ -142,6 +149,36 @@ def test_messages_of_several_publishers_come_in_the_order_of_arrival():
     assert got == [(1, 1), (0, 2), (0, 3), (1, 2)]
     assert inbox.take() is None
     assert inbox.dropped == [1, 0]
+
+
+@given(policies, choices)
+def test_what_goes_at_once_is_what_would_have_been_ready(policy, choices):
+    straight, through = Outbox(policy), Outbox(policy)
+    for choice in choices:
+        if choice % 2 and straight.number > straight.dropped and straight._open:
+            for outbox in (straight, through):
+                outbox.acknowledged(1)
+                while outbox.ready:
+                    outbox.send()
+        elif straight.room:
+            number = straight.at_once()
+            if not number:
+                straight.add(None)
+                straight.trim()
+            through.add(None)
+            sent = through.send().number if through.ready else 0
+            through.trim()
+            assert number == sent
+        assert (straight.number, straight.dropped) == (through.number, through.dropped)
+
+
+@given(st.permutations(range(1, 8)))
+def test_what_comes_on_several_ways_is_put_in_order(turns):
+    order, got, seen = Order(), [], set()
+    for turn in turns:
+        seen.add(turn)
+        got += order.arrive(turn, turn)
+        assert got == [t for t in range(1, 8) if set(range(1, t + 1)) <= seen]
 
 
 @pytest.mark.parametrize(
