@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from mpiml.nodes import Colocation, PyClassNode, PyNode, ServiceNode
     from mpiml.payload import give
     from mpiml.program import Placement, Program
+    from mpiml.readiness import wait_until_ready
     from mpiml.references import Deferred, Handle
     from mpiml.roles.cacher import CacherNode
     from mpiml.settings import FILL
@@ -70,6 +71,7 @@ __all__ = [
     "launch",
     "stable_hash",
     "wait",
+    "wait_until_ready",
 ]
 
 _HOME = {
@@ -95,6 +97,7 @@ _HOME = {
     "launch": "launch",
     "stable_hash": "digest",
     "wait": "futures",
+    "wait_until_ready": "readiness",
 }
 _ROOMS = ("collectives", "datasets", "jax", "optim", "roles", "testing", "topology", "torch")
 

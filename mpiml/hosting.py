@@ -13,6 +13,7 @@ from mpiml.errors import Stopped
 from mpiml.graph import Vertex
 from mpiml.handles import bind
 from mpiml.nodes import PyNode, ServiceNode, served_methods
+from mpiml.readiness import READY
 from mpiml.reducing import REDUCE, reduce_here
 from mpiml.scope import BodyScope, current_scope, enter, leave
 from mpiml.server import MethodScope, Request, Server
@@ -116,6 +117,7 @@ class HostedNode:
             self.server.methods = {b"result": self._result, b"done": lambda: self.returned}
             self.server.starters[b"result"] = self._start_result
         self.server.methods[REDUCE.encode()] = partial(reduce_here, self.server)
+        self.server.methods[READY.encode()] = lambda: None
         if not serves:
             self.server.serve()
 

@@ -55,7 +55,7 @@ ELSEWHERE: dict[str, str] = {
         "CSR SparseSVM Sparsity rcv1_like read_libsvm sparse_svm sparsity write_libsvm"
     ),
     "mpiml.jax": "GradientSync",
-    "mpiml.roles": "Counter",
+    "mpiml.roles": "Barrier Counter",
     "mpiml.optim": "Adagrad Adam AdamW Coefficients Momentum Optimizer Rate SGD",
     "mpiml.topology": (
         "ActivePassive Cycle RandomPairs Schedule Topology as_schedule bipartite complete "

@@ -256,6 +256,7 @@ FLOORS = {
         ["mpiml.board", "mpiml.client"],
         ["mpiml.reducing"],
         ["mpiml.group"],
+        ["mpiml.readiness"],
         ["mpiml.topics.incoming", "mpiml.topics.outgoing"],
         ["mpiml.topics.ends", "mpiml.topics.exchange"],
         ["mpiml.topics"],
@@ -273,7 +274,7 @@ FLOORS = {
         ["mpiml.launch", "mpiml.testing"],
     ],
     "services": [
-        ["mpiml.roles.cacher", "mpiml.roles.counter"],
+        ["mpiml.roles.barrier", "mpiml.roles.cacher", "mpiml.roles.counter"],
         ["mpiml.roles"],
     ],
     "frameworks": [

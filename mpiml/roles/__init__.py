@@ -7,11 +7,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mpiml.roles.barrier import Barrier
     from mpiml.roles.counter import Counter
 
-__all__ = ["Counter"]
+__all__ = ["Barrier", "Counter"]
 
-_HOME = {"Counter": "counter"}
+_HOME = {"Barrier": "barrier", "Counter": "counter"}
 
 
 def __getattr__(name: str) -> Any:

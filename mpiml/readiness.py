@@ -1,0 +1,82 @@
+"""`wait_until_ready`: go on only when services have been constructed."""
+
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Final
+
+from mpiml.client import Client
+from mpiml.errors import DeadlineError, UsageError
+from mpiml.group import ClientGroup
+from mpiml.payload import SNAPSHOT
+
+if TYPE_CHECKING:
+    from mpiml.futures import Future
+
+__all__ = ["READY", "wait_until_ready"]
+
+READY: Final = "\0ready"  #: the method that every node has for it
+
+
+def wait_until_ready(
+    clients: "Client | ClientGroup | Iterable[Any]", timeout: float | None = None
+) -> None:
+    """Wait until services have been constructed, and answer.
+
+    A single call waits for that anyhow; this is for code that is to begin only when all are up. A
+    service that runs a long method answers after it. Other nodes are ready from the beginning.
+
+    Parameters
+    ----------
+    clients : client, group of clients, or iterable of these
+        Which ones.
+    timeout : float, optional
+        Seconds, for all of them together.
+
+    Raises
+    ------
+    ServiceGoneError
+        The constructor of one of them failed, or it has stopped.
+    DeadlineError
+        Some were not ready in time; it names them. They may still become so.
+    UsageError
+        What is given is no client.
+    Stopped
+        The program stops.
+    """
+    if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
+        raise UsageError(f"wait_until_ready: expected timeout >= 0 or None, got {timeout!r}")
+    from mpiml.futures import wait
+
+    targets = {c.__dict__["_target"].vertex: c.__dict__["_target"] for c in _flat(clients)}
+    deadline = None if timeout is None else time.monotonic() + timeout
+    # a deadline of the clients is for their calls
+    open_: list[Future] = [
+        target.with_timeout(None).submit(READY, SNAPSHOT, (), {}, deadline)[0]
+        for target in targets.values()
+    ]
+    while open_:
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        done, late = wait(open_, timeout=left)
+        for future in done:
+            future.result()
+        if not done:
+            titles = [future.target for future in late]
+            for future in late:
+                future.cancel()
+            raise DeadlineError(
+                f"wait_until_ready: expected {len(targets)} nodes to be ready within "
+                f"{timeout:g} s; not ready: {', '.join(titles)}. See what their constructors "
+                "do, or wait longer."
+            )
+        open_ = late
+
+
+def _flat(given: Any) -> list[Client]:
+    if isinstance(given, Client):
+        return [given]
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise UsageError(
+            f"wait_until_ready: expected clients, got {type(given).__name__}. Give what a handle "
+            "became inside this node."
+        )
+    return [client for one in given for client in _flat(one)]

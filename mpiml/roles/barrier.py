@@ -1,0 +1,207 @@
+"""`Barrier`: a place where nodes of any roles wait for each other."""
+
+import threading
+import time
+from typing import Any
+
+from mpiml.context import context
+from mpiml.errors import DeadlineError, ServiceGoneError, UsageError
+from mpiml.handles import find
+from mpiml.references import Handle
+from mpiml.scope import current_scope
+from mpiml.waits import Wait
+from mpiml.wire import FLAG_NESTED, FLAG_STREAM
+
+__all__ = ["Barrier", "Meetings", "Round"]
+
+_SHOWN = 8  # nodes that a message names
+
+
+class Round:
+    """One meeting, from the first who comes until all are there."""
+
+    def __init__(self) -> None:
+        self.there: dict[int, Any] = {}  # by vertex: what to wake
+        self.complete = False
+
+
+class Meetings:
+    """Who is where: meetings by name, each of the same nodes. Pure."""
+
+    def __init__(self, parties: dict[int, str]) -> None:
+        self.parties = parties  # title by vertex
+        self._open: dict[str, Round] = {}
+
+    def arrive(self, name: str, who: int, wait: Any) -> Round:
+        """Note that a node has come; the meeting is complete with the last one.
+
+        Raises
+        ------
+        UsageError
+            It is there already.
+        """
+        meeting = self._open.setdefault(name, Round())
+        if who in meeting.there:
+            raise UsageError(
+                f"wait({name!r}): {self.parties[who]} waits there already, and a node counts "
+                "once. Wait on one thread of it, or under another name."
+            )
+        meeting.there[who] = wait
+        if len(meeting.there) == len(self.parties):
+            meeting.complete = True
+            del self._open[name]  # who comes next begins another one
+        return meeting
+
+    def withdraw(self, name: str, who: int, meeting: Round) -> list[str] | None:
+        """Note that a node has given up; return who was not there, None if it is complete."""
+        if meeting.complete:
+            return None
+        missing = [
+            title for vertex, title in self.parties.items() if vertex not in meeting.there
+        ]
+        del meeting.there[who]
+        if not meeting.there:
+            del self._open[name]
+        return missing
+
+    def waiting(self) -> list[Any]:
+        """Return what is to be woken, of all."""
+        return [wait for meeting in self._open.values() for wait in meeting.there.values()]
+
+
+class Barrier:
+    """A service where the nodes that hold its handle wait for each other.
+
+    Add it as ``ServiceNode(mpiml.roles.Barrier)``; every node that was given the handle, of whatever
+    role, takes part.
+    """
+
+    def __init__(self) -> None:
+        node = context()._node
+        self._title = node.title
+        self._engine = node.runtime.engine
+        self._meetings = Meetings(_holders(node))
+        self._lock = threading.Lock()
+        self._caller = threading.local()
+        self._watched = False
+        self._over = False
+        # who calls stands in the request only
+        node.server.starters[b"wait"] = self._start
+
+    def wait(self, name: str = "", timeout: float | None = None) -> None:
+        """Wait until all nodes that hold the handle wait under this name; then begin anew.
+
+        Parameters
+        ----------
+        name : str
+            Of the meeting: nodes at different points of a program do not meet by mistake.
+        timeout : float, optional
+            Seconds. Who gives up is no longer there; the others go on waiting for it.
+
+        Raises
+        ------
+        DeadlineError
+            Not all have come in time; it names those that are missing.
+        UsageError
+            The caller does not hold the handle, or waits under this name already.
+        """
+        who = getattr(self._caller, "vertex", None)
+        parties = self._meetings.parties
+        if who not in parties:
+            raise UsageError(
+                f"{self._title}.wait: expected a call of a node that holds the barrier's handle "
+                f"({_names(list(parties.values())) or 'none does'}). Pass it the handle."
+            )
+        if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
+            raise UsageError(
+                f"{self._title}.wait: expected timeout >= 0 or None, got {timeout!r}"
+            )
+        deadline = None if timeout is None else time.monotonic() + timeout
+        wait = Wait(f"{self._title}: the others at {name!r}")
+        with self._lock:
+            if self._over:
+                raise self._gone()
+            meeting = self._meetings.arrive(name, who, wait)
+        if meeting.complete:
+            for other in meeting.there.values():
+                self._engine.fulfil(other)
+            return
+        self._watch()
+        self._engine.wait(wait, deadline, current_scope(required=False))
+        with self._lock:
+            there = len(meeting.there)
+            missing = self._meetings.withdraw(name, who, meeting)
+            if missing is None:
+                return
+            if self._over:
+                raise self._gone()
+        raise DeadlineError(
+            f"{self._title}.wait({name!r}): expected {len(parties)} nodes within {timeout:g} s, "
+            f"got {there}; missing: {_names(missing)}. See where they are, or wait longer."
+        )
+
+    def _start(self, server: Any, request: Any, method: Any, scope: Any) -> None:
+        """Run `wait` for a request, and answer."""
+        if request.frame.flags & FLAG_STREAM:
+            raise UsageError(f"{self._title}.wait: expected a plain call, got client.stream")
+        args, kwargs = request.arguments()
+        self._caller.vertex = request.frame.source
+        try:
+            method(*args, **kwargs)
+        except _StoppingError:
+            if not request.frame.flags & FLAG_NESTED:
+                return  # a body: it leaves its wait by `Stopped`, which an answer would forestall
+            raise
+        finally:
+            del self._caller.vertex
+        server.answer(request, None)
+
+    def _gone(self) -> "_StoppingError":
+        return _StoppingError(f"{self._title}: the program is stopping, so not all will come")
+
+    def _watch(self) -> None:
+        """Once somebody waits: see to it that the stop ends that."""
+        with self._lock:
+            started, self._watched = self._watched, True
+        if not started:
+            name = f"mpiml stop of {self._title}"
+            threading.Thread(
+                target=context().bind(self._wait_for_stop), name=name, daemon=True
+            ).start()
+
+    def _wait_for_stop(self) -> None:
+        try:
+            context().wait_for_stop()
+        except ServiceGoneError:
+            return  # the program has ended
+        with self._lock:
+            self._over = True
+            waiting = self._meetings.waiting()
+        for wait in waiting:
+            self._engine.fulfil(wait)
+
+
+class _StoppingError(ServiceGoneError):
+    """Those who are missing will not come any more."""
+
+    def __reduce__(self) -> Any:
+        return ServiceGoneError, self.args
+
+
+def _holders(node: Any) -> dict[int, str]:
+    """Return the nodes that were given a handle of this one: title by vertex."""
+    me = node.spec
+    found = {}
+    for vertex in node.runtime.vertices:
+        for _, handle in find((vertex.node.args, vertex.node.kwargs)):
+            if handle.role_index != me.role_index:
+                continue
+            one = isinstance(handle, Handle)
+            if me.index in ([handle.index] if one else handle.indices(me.replicas)):
+                found[vertex.id] = f"{vertex.role}/{vertex.index}"
+    return found
+
+
+def _names(titles: list[str]) -> str:
+    more = len(titles) - _SHOWN
+    return ", ".join(titles[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,172 @@
+"""`mpiml.roles.Barrier`: nodes of several roles wait for each other, and who is missing is named."""
+
+import pytest
+
+import mpiml
+from mpiml.roles.barrier import Meetings
+from tests.playing import both
+
+LIMIT = 30.0
+TITLES = {3: "a/0", 5: "a/1", 8: "b/0"}
+
+
+def launch(mode, build):
+    """Build a program with a barrier, run it in threads or on the ranks of mpiexec."""
+    program = mpiml.Program("barrier")
+    barrier = program.add_node(mpiml.ServiceNode(mpiml.roles.Barrier), label="barrier")
+    build(program, barrier)
+    comm = None
+    if mode == "mpi":
+        from mpi4py import MPI
+
+        comm = MPI.COMM_WORLD
+        if comm.size > sum(role.replicas for role in program.roles):
+            program.add_node(mpiml.PyNode(lambda: None), label="spare", replicas=mpiml.FILL)
+    result = mpiml.launch(program, comm=comm)
+    return result if comm is None or comm.rank == 0 else None
+
+
+# -- who is where ----------------------------------------------------------------------------------
+
+
+def test_a_meeting_is_complete_with_the_last_and_begins_anew():
+    meetings = Meetings(TITLES)
+    first = meetings.arrive("x", 3, "wake 3")
+    assert meetings.arrive("x", 5, "wake 5") is first
+    assert meetings.arrive("y", 8, "wake 8") is not first
+    assert not first.complete
+    assert meetings.arrive("x", 8, "wake 8") is first
+    assert first.complete
+    assert list(first.there.values()) == ["wake 3", "wake 5", "wake 8"]
+    assert meetings.arrive("x", 3, "again") is not first
+    assert meetings.waiting() == ["wake 8", "again"]
+
+
+def test_who_gives_up_is_missing_for_the_others():
+    meetings = Meetings(TITLES)
+    meeting = meetings.arrive("x", 3, None)
+    meetings.arrive("x", 5, None)
+    assert meetings.withdraw("x", 3, meeting) == ["b/0"]
+    assert meetings.withdraw("x", 5, meeting) == ["a/0", "b/0"]
+    assert meetings.waiting() == []
+    assert meetings.arrive("x", 5, None) is not meeting
+
+
+def test_a_node_counts_once():
+    meetings = Meetings(TITLES)
+    meetings.arrive("x", 5, None)
+    with pytest.raises(mpiml.UsageError, match="a/1 waits there already"):
+        meetings.arrive("x", 5, None)
+    assert meetings.waiting() == [None]
+
+
+# -- in programs -----------------------------------------------------------------------------------
+
+
+class Log:
+    def __init__(self):
+        self.lines = []
+
+    def add(self, line):
+        self.lines.append(line)
+        return list(self.lines)
+
+
+@both
+def test_nobody_goes_on_before_all_are_there(mode):
+    def body(barrier, log):
+        seen = []
+        for turn in range(5):
+            log.add(turn)
+            barrier.wait("turn")
+            seen.append(log.add("between").count(turn))
+            barrier.wait(timeout=LIMIT)
+        return seen
+
+    def build(program, barrier):
+        log = program.add_node(mpiml.ServiceNode(Log), label="log")
+        program.add_node(mpiml.PyNode(body, barrier, log), label="a", replicas=2)
+        program.add_node(mpiml.PyNode(body, barrier, log), label="b")
+
+    result = launch(mode, build)
+    if result is not None:
+        assert result["a"] == [[3] * 5] * 2
+        assert result["b"] == [[3] * 5]
+
+
+def absent(barrier):
+    mpiml.context().wait_for_stop()
+
+
+@both
+def test_a_timeout_names_who_is_missing(mode):
+    def body(barrier):
+        for _ in range(2):  # who has given up may come again
+            with pytest.raises(
+                mpiml.DeadlineError,
+                match=r"barrier/0.wait\('go'\): expected 2 nodes within 0.01 s, got 1; missing: late/0",
+            ):
+                barrier.wait("go", timeout=0.01)
+        mine = barrier.futures.wait("twice")
+        with pytest.raises(mpiml.UsageError, match="body/0 waits there already"):
+            barrier.wait("twice")
+        with pytest.raises(mpiml.UsageError, match="expected timeout >= 0"):
+            barrier.wait("twice", timeout=-1)
+        with pytest.raises(mpiml.UsageError, match=r"got client\.stream"):
+            next(iter(barrier.stream.wait()))
+        with pytest.raises(TypeError, match="nonsense"):
+            barrier.wait(nonsense=1)
+        assert not mine.done()
+        mpiml.context().stop()
+
+    def build(program, barrier):
+        program.add_node(mpiml.PyNode(body, barrier), label="body")
+        program.add_node(mpiml.PyNode(absent, [barrier]), label="late")
+
+    launch(mode, build)
+
+
+class Nested:
+    def __init__(self, barrier):
+        self.barrier = barrier
+
+    def go(self):
+        with pytest.raises(mpiml.ServiceGoneError, match="not all will come"):
+            self.barrier.wait("never")
+        return "gone"
+
+
+@both
+def test_a_stop_ends_the_waits_of_bodies_and_methods(mode):
+    def stuck(barrier):
+        barrier.wait("never")
+
+    def stopper(nested, barrier):
+        answers = []
+
+        def check():
+            assert answers[0].result(0) == "gone"
+
+        mpiml.context().on_stop(check)
+        answers.append(nested.futures.go())
+        with pytest.raises(mpiml.DeadlineError):
+            barrier.wait("never", timeout=0.01)
+        mpiml.context().stop()
+
+    def build(program, barrier):
+        nested = program.add_node(mpiml.ServiceNode(Nested, barrier), label="nested")
+        program.add_node(mpiml.PyNode(stuck, barrier), label="stuck", replicas=2)
+        program.add_node(mpiml.PyNode(stopper, nested, barrier), label="stopper")
+        program.add_node(mpiml.PyNode(absent, barrier), label="absent")
+
+    result = launch(mode, build)
+    assert result is None or "stopper/0" in result.stopped_by
+
+
+def test_a_caller_without_the_handle_is_refused():
+    program = mpiml.Program("barrier")
+    program.add_node(mpiml.ServiceNode(mpiml.roles.Barrier), label="barrier")
+    program.add_node(mpiml.PyNode(lambda: None), label="body")
+    with mpiml.testing.running(program, manual=["body"]) as run:
+        with pytest.raises(mpiml.UsageError, match=r"handle \(none does\)"):
+            run.client("barrier").wait()

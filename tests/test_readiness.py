@@ -1,0 +1,90 @@
+"""`mpiml.wait_until_ready`: constructed services, who is late, who has failed."""
+
+import pytest
+
+import mpiml
+from tests.playing import Gate, both, play
+
+
+class Slow:
+    """Is constructed only once the gate is open."""
+
+    def __init__(self, gate):
+        gate.hold()
+
+    def works(self):
+        return True
+
+
+class Fast:
+    def __init__(self):
+        pass
+
+    def where(self):
+        return mpiml.context().index
+
+
+@both
+def test_it_returns_when_all_are_constructed_and_names_who_is_late(mode):
+    def body(gate, slow, fast):
+        mpiml.wait_until_ready(fast)
+        mpiml.wait_until_ready([fast[0], fast[1:]], timeout=30.0)
+        with pytest.raises(
+            mpiml.DeadlineError,
+            match=r"expected 3 nodes to be ready within 0.01 s; not ready: slow/0\. ",
+        ):
+            mpiml.wait_until_ready([slow, fast], timeout=0.01)
+        with pytest.raises(mpiml.DeadlineError, match="not ready: slow/0"):
+            mpiml.wait_until_ready(slow, timeout=0)
+        gate.open()
+        # a deadline for calls is not one for this
+        mpiml.wait_until_ready((slow.with_options(timeout=0), slow, fast, gate))
+        assert slow.works()
+        mpiml.wait_until_ready([])
+
+    play(
+        mode,
+        body,
+        gate=Gate,
+        slow=mpiml.ServiceNode(Slow, None),
+        fast=Fast,
+        replicas={"fast": 2},
+        concurrency={"gate": 2},
+        after=lambda handles: _nodes(handles["slow"]).configure(handles["gate"]),
+    )
+
+
+def _nodes(handle):
+    return handle.program.roles[handle.role_index].members[0].node
+
+
+def test_bodies_are_ready_and_others_are_refused():
+    def body(other):
+        mpiml.wait_until_ready(other)
+        assert other.done is False
+        for wrong in ("other", 3, None, [None]):
+            with pytest.raises(mpiml.UsageError, match="expected clients, got"):
+                mpiml.wait_until_ready(wrong)
+        for timeout in (-1, "1"):
+            with pytest.raises(mpiml.UsageError, match="expected timeout >= 0"):
+                mpiml.wait_until_ready(other, timeout=timeout)
+
+    program = mpiml.Program("bodies")
+    other = program.add_node(
+        mpiml.PyNode(lambda: mpiml.context().wait_for_stop()), label="other"
+    )
+    program.add_node(mpiml.PyNode(body, other), label="body")
+    mpiml.launch(program)
+
+
+def test_the_error_is_that_of_the_one_that_has_failed():
+    program = mpiml.Program("failing")
+    program.add_node(mpiml.ServiceNode(Fast), label="good")
+    program.add_node(mpiml.ServiceNode(Fast), label="bad")
+    program.add_node(mpiml.PyNode(lambda: None), label="body")
+    with mpiml.testing.running(program, manual=["body"]) as run:
+        nodes = {node.title: node for node in run._runtime.nodes}
+        nodes["bad/0"].server.fail_all(ValueError("boom in the constructor"))
+        with pytest.raises(mpiml.ServiceGoneError, match="bad/0 failed: ValueError") as caught:
+            mpiml.wait_until_ready([run.client("good"), run.client("bad")])
+        assert isinstance(caught.value.__cause__.__cause__ or caught.value.__cause__, Exception)
