@@ -49,7 +49,9 @@ __all__ = [
     "GraphMismatchError",
     "Handle",
     "Keep",
+    "Keys",
     "MpimlError",
+    "ParameterServerNode",
     "Placement",
     "PlacementError",
     "Program",
@@ -83,8 +85,10 @@ _HOME = {
     "Future": "futures",
     "Handle": "references",
     "Keep": "topics.policy",
+    "Keys": "roles.parameter_server.keys",
     "Placement": "program",
     "Program": "program",
+    "ParameterServerNode": "roles.parameter_server.node",
     "PyClassNode": "nodes",
     "PyNode": "nodes",
     "Result": "launch",
@@ -99,7 +103,10 @@ _HOME = {
     "wait": "futures",
     "wait_until_ready": "readiness",
 }
-_ROOMS = ("collectives", "datasets", "jax", "optim", "roles", "testing", "topology", "torch")
+_ROOMS = (
+    "collectives", "consistency", "datasets", "filters", "jax", "optim", "roles", "testing",
+    "topology", "torch",
+)  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

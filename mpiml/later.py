@@ -17,9 +17,7 @@ _FAULT = "fault"
 
 #: name -> (how a user spells it, the release that brings it)
 LATER: dict[str, tuple[str, str]] = {
-    "ParameterServerNode": ("mpiml.ParameterServerNode", _SERVICES),
     "ReplayNode": ("mpiml.ReplayNode", _SERVICES),
-    "consistency": ("mpiml.consistency", _SERVICES),
     "ExternalNode": ("mpiml.ExternalNode", _CLUSTER),
     "poll": ("mpiml.poll", _CLUSTER),
     "tasks": ("mpiml.tasks", _TASKS),

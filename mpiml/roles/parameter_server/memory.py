@@ -165,7 +165,7 @@ class Shared:
         """Return the bytes as they are now; they stay so."""
         copy = self._copy()
         if copy is None:
-            copy = np.frombuffer(_native.take(max(1, len(self._data))), np.uint8)
+            copy = np.frombuffer(memoryview(_native.take(max(1, len(self._data)))), np.uint8)
             copy = copy[: len(self._data)]
             _native.copy(copy.data, self._data)
             self._copy = weakref.ref(copy)

@@ -30,11 +30,14 @@ class LeafSpec(NamedTuple):
         How one writes it: ``['w'][0]``.
     shape : tuple of int
     dtype : str
+    table : bool
+        Whether it is a key range, of which there are rows only.
     """
 
     path: str
     shape: tuple[int, ...]
     dtype: str
+    table: bool = False
 
     @property
     def size(self) -> int:
@@ -53,9 +56,9 @@ class Selected(NamedTuple):
     piece : int
         Which of the server's pieces.
     indices : ndarray or None
-        Elements, from the beginning of the piece; None: all.
+        Elements, or rows of a key range, from the beginning of the piece; None: all.
     places : ndarray or slice
-        Where they belong among what was asked for.
+        Where they belong among what was asked for, which is one axis of elements, or rows.
     """
 
     piece: int
@@ -81,6 +84,8 @@ class Plan:
         The bytes of the block, from the first to behind the last, that each server holds.
     nbytes : int
         Of the whole block.
+    tables : list of int
+        The leaves that are key ranges; they have no part in the block.
 
     Raises
     ------
@@ -95,15 +100,16 @@ class Plan:
                 raise UsageError(
                     f"ParameterServerNode: init: expected arrays of float32 or float64, got {leaf}"
                 )
-        sizes = [leaf.size for leaf in self.leaves]
+        sizes = [leaf.shape[0] if leaf.table else leaf.size for leaf in self.leaves]
         items = [np.dtype(leaf.dtype).itemsize for leaf in self.leaves]
-        self.pieces = split(sizes, items, shards)
+        self.tables = [i for i, leaf in enumerate(self.leaves) if leaf.table]
+        self.pieces = split(sizes, items, shards, self.tables)
         self._items = items
         self._at: list[int] = []
         end = 0
-        for size, item in zip(sizes, items, strict=True):
+        for leaf, size, item in zip(self.leaves, sizes, items, strict=True):
             self._at.append(end)
-            end += -(-size * item // LINE) * LINE
+            end += 0 if leaf.table else -(-size * item // LINE) * LINE
         self.nbytes = end
         self.spans = [self._span(pieces) for pieces in self.pieces]
         # of each leaf: server, number of the piece there, piece
@@ -113,21 +119,30 @@ class Plan:
                 self._of_leaf[piece.leaf].append((shard, number, piece))
 
     def _span(self, pieces: Sequence[Piece]) -> tuple[int, int]:
-        first, last = pieces[0], pieces[-1]
+        dense = [piece for piece in pieces if not self.leaves[piece.leaf].table]
+        if not dense:
+            return 0, 0
+        first, last = dense[0], dense[-1]
         begin = self._at[first.leaf] + first.start * self._items[first.leaf]
         return begin, self._at[last.leaf] + last.stop * self._items[last.leaf]
 
-    def arrays(self, shard: int, memory: Any) -> "list[np.ndarray[Any, Any]]":
-        """Return the pieces of a server, each as one axis, in the memory that holds its span."""
+    def arrays(self, shard: int, memory: Any) -> list[Any]:
+        """Return the pieces of a server, each as one axis, in the memory that holds its span.
+
+        None stands for one of a key range.
+        """
         begin, _ = self.spans[shard]
-        found = []
+        found: list[Any] = []
         for leaf, start, stop in self.pieces[shard]:
+            if self.leaves[leaf].table:
+                found.append(None)
+                continue
             at = self._at[leaf] + start * self._items[leaf] - begin
             found.append(np.frombuffer(memory, self.leaves[leaf].dtype, stop - start, at))
         return found
 
     def whole(self, block: Any) -> "list[np.ndarray[Any, Any]]":
-        """Return the leaves in memory of the whole block."""
+        """Return the leaves in memory of the whole block. There must be no key range."""
         return [
             np.frombuffer(block, leaf.dtype, leaf.size, at).reshape(leaf.shape)
             for leaf, at in zip(self.leaves, self._at, strict=True)
@@ -136,9 +151,12 @@ class Plan:
     def joined(self, spans: Sequence[Any]) -> "list[np.ndarray[Any, Any]]":
         """Return the leaves, where the memory of each server's span is given.
 
-        Leaves that lie on one server are views of its memory.
+        There must be no key range. Leaves that lie on one server are views of its memory.
         """
-        arrays = [self.arrays(shard, memory) for shard, memory in enumerate(spans)]
+        return self.assembled([self.arrays(i, memory) for i, memory in enumerate(spans)])
+
+    def assembled(self, arrays: Sequence[Sequence[Any]]) -> "list[np.ndarray[Any, Any]]":
+        """Return the leaves, where the pieces of each server are given, each as one axis."""
         found = []
         for leaf, places in zip(self.leaves, self._of_leaf, strict=True):
             parts = [arrays[shard][number] for shard, number, _ in places]
@@ -150,7 +168,10 @@ class Plan:
         return found
 
     def parts(self, leaves: "Sequence[np.ndarray[Any, Any]]") -> list[list[Any]]:
-        """Return what of some leaves belongs to each server: an array for each piece, a view."""
+        """Return what of the leaves belongs to each server: an array for each piece, a view.
+
+        There must be no key range.
+        """
         flat = [leaf.reshape(-1) for leaf in leaves]
         return [
             [flat[piece.leaf][piece.start : piece.stop] for piece in pieces]
@@ -165,7 +186,7 @@ class Plan:
         leaf : int
             Which.
         rows : ndarray, optional
-            (n,) int64, along the first axis; all by default.
+            (n,) int64, along the first axis; all by default. Of a key range: keys.
         """
         found: list[tuple[int, Selected]] = []
         places = self._of_leaf[leaf]
@@ -174,9 +195,10 @@ class Plan:
                 whole = slice(piece.start, piece.stop)
                 found.append((shard, Selected(number, None, whole)))
             return found
-        width = prod(self.leaves[leaf].shape[1:])
+        spec = self.leaves[leaf]
+        width = 1 if spec.table else prod(spec.shape[1:])
         flat = rows if width == 1 else (rows[:, None] * width + np.arange(width)).reshape(-1)
-        bounds = [piece.start for _, _, piece in places] + [self.leaves[leaf].size]
+        bounds = [piece.start for _, _, piece in places]
         which = np.searchsorted(bounds, flat, side="right") - 1
         for i, (shard, number, piece) in enumerate(places):
             here = np.flatnonzero(which == i)

@@ -1,0 +1,360 @@
+"""`ParameterClient`: what the handle of a parameter server becomes inside a node."""
+
+import itertools
+import threading
+import weakref
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+from mpiml.errors import ServiceGoneError, UsageError
+from mpiml.payload import SNAPSHOT, give, pack_call
+from mpiml.roles.parameter_server.holding import Hold, workers_of
+from mpiml.roles.parameter_server.reading import LocalReader
+from mpiml.roles.parameter_server.settings import Settings
+from mpiml.roles.parameter_server.tree import TreeParts
+from mpiml.scope import Scope, current_scope
+from mpiml.target import Reply
+
+__all__ = ["ParameterClient", "open_client"]
+
+
+class ParameterClient:
+    """Pulls parameters from a `mpiml.ParameterServerNode` and pushes gradients to it.
+
+    Local. Made where a node holds the handle. Safe from several threads of its node, which are
+    one worker; what they push is applied in the order of their calls.
+    """
+
+    def __init__(
+        self, shards: Sequence[Any], node: Any, worker: int | None, settings: Settings
+    ) -> None:
+        self._shards = shards
+        self._node = node
+        self._worker = worker
+        self._settings = settings
+        self._lock = threading.Lock()
+        # whole pulls, which filters must see one after the other; else they need not wait
+        self._in_order: Any = threading.Lock() if settings.pull_filters else nullcontext()
+        self._numbers = itertools.count()
+        # pushes that have not been waited for, and whether the user has their future
+        self._sent: deque[tuple[Any, bool]] = deque()
+        self._filters: Any = None
+        self._opened: tuple[TreeParts, LocalReader | None] | None = None
+        self.futures = _Futures(self)
+        if worker is not None:
+            node.leaving.append(self._leave)
+
+    # -- parameters ----------------------------------------------------------------------------
+
+    def pull(self, names: Sequence[str] | None = None, indices: Any = None) -> tuple[Any, int]:
+        """Return the parameters and their version; wait until the consistency lets this worker.
+
+        What is returned are new NumPy arrays, of one version on all servers. A worker on the
+        servers' host copies the whole tree from their memory, without a message where it does not
+        have to wait.
+
+        Parameters
+        ----------
+        names : sequence of str, optional
+            Only these entries of the tree, which is a dict.
+        indices : array of int, or dict, optional
+            Only these rows, along the first axis; of a `Keys` these keys. By name where the tree
+            is a dict; what is named neither here nor in `names` is left out.
+
+        Returns
+        -------
+        tree
+            In the structure of `init`, or a dict of what was named.
+        version : int
+            How many updates it has seen; to be given to `push`.
+
+        Raises
+        ------
+        UsageError
+            There is no such name or row; a `Keys` is pulled without keys.
+        """
+        tree, local = self._open()
+        self._reap()
+        if names is not None or indices is not None:
+            request = tree.request(names, indices, "pull")
+            version, values = self._ask(request.selections)
+            return request.build(values), version
+        tree.check_whole("pull")
+        if local is not None:
+            found = self._read(tree, local)
+            if found is not None:
+                return found
+        with self._in_order:
+            version, spans = self._ask(None)
+            return self._joined(tree, spans), version
+
+    def _joined(self, tree: TreeParts, spans: Mapping[int, Any]) -> Any:
+        """Return the tree, of what each server has sent."""
+        if self._filters is None:
+            return tree.join(spans)
+        with self._lock:
+            leaves = self._filters.decode(spans)
+            self._filters.saw(leaves)
+        return tree.of(leaves)
+
+    def _read(self, tree: TreeParts, local: LocalReader) -> tuple[Any, int] | None:
+        """Read the memory of the servers, once nothing of this worker's is under way to them."""
+        if self._sent:
+            return None
+        if not local.readable:
+            self._shards[0].pull(self._worker, None, (), ())  # wait, and bring nothing
+        found = local.read(tree)
+        if found is not None and self._filters is not None:
+            with self._lock:
+                self._filters.saw(tree.leaves(found[0]))
+        return found
+
+    def _ask(self, selections: Mapping[int, Any] | None) -> tuple[int, dict[int, Any]]:
+        """Ask for parts of one version: all, or some of some servers."""
+        key = ("pull", self._node.vertex, next(self._numbers))
+        count = len(self._shards)
+        asked = [s for s in range(1, count) if selections is None or s in selections]
+        parts = {
+            s: self._shards[s].futures.part(
+                self._worker, key, None if selections is None else selections[s]
+            )
+            for s in asked
+        }
+        first = None if selections is None else selections.get(0, ())
+        version, value = self._shards[0].pull(self._worker, key, first, asked)
+        found = {s: part.result() for s, part in parts.items()}
+        found[0] = value
+        return version, found
+
+    # -- gradients -----------------------------------------------------------------------------
+
+    def push(
+        self,
+        gradient: Any,
+        version: int,
+        names: Sequence[str] | None = None,
+        indices: Any = None,
+    ) -> bool:
+        """Push a gradient; return whether it is used, now or later.
+
+        Waits until the servers have it; `futures.push` does not.
+
+        Parameters
+        ----------
+        gradient : array or tree of arrays
+            Like what `pull` returns for the same `names` and `indices`: same shapes, same dtypes.
+            Rows that come twice are added up.
+        version : int
+            Of the parameters that it was computed from.
+        names, indices
+            As for `pull`. What is left out has a gradient of zero.
+
+        Returns
+        -------
+        bool
+            False: the consistency has dropped it, or it is not finite and the server's
+            ``nonfinite`` is ``"drop"``. The server counts both.
+
+        Raises
+        ------
+        UsageError
+            It is not like the parameters; it is not finite; the version has not been yet; this
+            node only reads.
+        """
+        parts = self._parts(gradient, names, indices, "push")
+        self._reap()
+        if parts is None:
+            return bool(self._shards[0].skip(self._worker))
+        if len(parts) == 1 and self._filters is None:
+            number = next(self._numbers)
+            return bool(self._shards[0].push(self._worker, number, version, parts[0]))
+        with self._lock:
+            first, *others = self._post(version, parts, give)
+        used: bool = first.result()
+        for other in others:
+            other.result()
+        return used
+
+    def _post(self, version: int, parts: Any, mark: Any) -> list[Any]:
+        """Send a gradient to all servers. Under the lock, so that filters see one order."""
+        number = next(self._numbers)
+        if self._filters is not None:
+            parts = self._filters.encode(parts)
+        return [
+            shard.futures.push(self._worker, number, version, mark(part))
+            for shard, part in zip(self._shards, parts, strict=True)
+        ]
+
+    def push_pull(self, gradient: Any, version: int) -> tuple[Any, int]:
+        """Push a gradient of the whole tree, then pull the whole tree: what `pull` returns."""
+        tree, local = self._open()
+        if local is not None:
+            self.push(gradient, version)
+            return self.pull()
+        parts = self._parts(gradient, None, None, "push_pull")
+        self._reap()
+        if parts is None:
+            self._shards[0].skip(self._worker)
+            return self.pull()
+        tree.check_whole("push_pull")
+        with self._in_order:
+            version, spans = self._push_and_ask(parts, version)
+            return self._joined(tree, spans), version
+
+    def _push_and_ask(self, parts: Any, version: int) -> tuple[int, dict[int, Any]]:
+        """Push to all servers and ask for all parts, in one round trip."""
+        key = ("pull", self._node.vertex, next(self._numbers))
+        asked = range(1, len(self._shards))
+        with self._lock:
+            number = next(self._numbers)
+            if self._filters is not None:
+                parts = self._filters.encode(parts)
+            others = [
+                self._shards[s].futures.push(self._worker, number, version, give(parts[s]))
+                for s in asked
+            ]
+            pulls = [self._shards[s].futures.part(self._worker, key, None) for s in asked]
+            first = self._shards[0].futures.push_pull(
+                self._worker, number, version, give(parts[0]), key, list(asked)
+            )
+        _, found, value = first.result()
+        for other in others:
+            other.result()
+        return found, {0: value, **{s: pulls[s - 1].result() for s in asked}}
+
+    def clock(self) -> None:
+        """Tell the servers that this worker has finished an iteration.
+
+        For `mpiml.consistency.SSP`, which counts iterations by it. With the others every push is
+        one; there it is an iteration to which this worker adds nothing.
+        """
+        self._check_worker("clock")
+        self._reap()
+        self._shards[0].clock(self._worker)
+
+    def _parts(self, gradient: Any, names: Any, indices: Any, call: str) -> Any:
+        """Return the message for each server; None where the gradient is to be dropped."""
+        self._check_worker(call)
+        tree, _ = self._open()
+        return tree.gradients(gradient, names, indices, call, self._settings.nonfinite)
+
+    # -- the rest ------------------------------------------------------------------------------
+
+    def statistics(self) -> dict[str, Any]:
+        """Return what the servers have done so far: pushes, drops, staleness, clocks."""
+        found: dict[str, Any] = self._shards[0].statistics()
+        _, local = self._open()
+        if self._filters is not None:
+            found["filters"] = self._filters.statistics()
+        return {**found, "reads": 0 if local is None else local.reads}
+
+    def _open(self) -> tuple[TreeParts, LocalReader | None]:
+        if self._opened is None:
+            with self._lock:
+                if self._opened is None:
+                    opened = [shard.futures.open() for shard in self._shards]
+                    found = [future.result() for future in opened]
+                    tree = TreeParts(found)
+                    filtered = self._settings.push_filters or self._settings.pull_filters
+                    if filtered and self._worker is not None:
+                        from mpiml.roles.parameter_server.filtered import WorkerFilters
+
+                        self._filters = WorkerFilters(tree.plan, self._worker, self._settings)
+                    self._opened = tree, LocalReader.of(found, self._worker, self._settings)
+        return self._opened
+
+    def _reap(self) -> None:
+        """Look at the pushes that nobody waits for: errors that the user does not see are raised."""
+        while self._sent and self._sent[0][0].ready:
+            future, seen = self._sent.popleft()
+            if not seen:
+                future.result()
+
+    def _check_worker(self, call: str) -> None:
+        if self._worker is None:
+            raise UsageError(
+                f"{self!r}.{call}: {self._node.title} holds handle.reader(), which only pulls. Give "
+                "it the handle itself; then it is a worker, for which others may have to wait."
+            )
+
+    def _leave(self, _: BaseException | None) -> None:
+        """Tell the servers that this worker pushes nothing more. Does not wait."""
+        target = self._shards[0].__dict__["_target"]
+        quiet = Scope(self._node, nested=True)  # a stop does not end it, nor does credit
+        try:
+            packed = pack_call((self._worker,), {}, SNAPSHOT)
+            target.send(b"leave", packed, Reply(target, "leave"), quiet, 0)
+        except ServiceGoneError:
+            pass  # the program has ended
+
+    def __repr__(self) -> str:
+        return f"<ParameterClient of {len(self._shards)} shards>"
+
+
+class _Futures:
+    """What does not wait: each returns a `mpiml.Future`."""
+
+    def __init__(self, client: ParameterClient) -> None:
+        self._client = client
+
+    def push(
+        self,
+        gradient: Any,
+        version: int,
+        names: Sequence[str] | None = None,
+        indices: Any = None,
+    ) -> Any:
+        """Push a gradient, which may be changed at once; see `ParameterClient.push`.
+
+        The future's result is what `ParameterClient.push` returns.
+        """
+        client = self._client
+        parts = client._parts(gradient, names, indices, "push")
+        client._reap()
+        if parts is None:
+            return client._shards[0].futures.skip(client._worker)
+        with client._lock:
+            futures = client._post(version, parts, _itself)
+            client._sent.extend((future, seen == 0) for seen, future in enumerate(futures))
+        return futures[0]
+
+    def clock(self) -> Any:
+        """Tell the servers that an iteration is over; see `ParameterClient.clock`."""
+        client = self._client
+        client._check_worker("clock")
+        client._reap()
+        with client._lock:
+            future = client._shards[0].futures.clock(client._worker)
+            client._sent.append((future, True))
+        return future
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+_CLIENTS: "weakref.WeakKeyDictionary[Any, dict[tuple[int, bool], ParameterClient]]" = (
+    weakref.WeakKeyDictionary()
+)
+_making = threading.Lock()
+
+
+def open_client(shards: Sequence[Any], hold: Hold) -> ParameterClient:
+    """Return the client of a node that holds a handle: one, however often it holds it.
+
+    Local: called where the arguments of the node are built.
+    """
+    scope = current_scope()
+    assert scope is not None
+    node = scope.owner
+    worker = None
+    if not hold.reads:
+        worker = workers_of(node.runtime.vertices, hold.node)[node.vertex]
+    with _making:
+        known = _CLIENTS.setdefault(node, {})
+        key = id(hold.node), hold.reads
+        if key not in known:
+            known[key] = ParameterClient(shards, node, worker, hold.node.settings)
+        return known[key]

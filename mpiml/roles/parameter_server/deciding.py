@@ -1,0 +1,110 @@
+"""What the first shard decides for all: an order of the gradients, by the consistency; counted."""
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+from mpiml.consistency import SSP, Async, Consistency
+from mpiml.roles.parameter_server.following import Apply, Drop, Entry
+from mpiml.roles.parameter_server.order import Update, order_of
+
+__all__ = ["Decider"]
+
+
+class Decider:
+    """Gives what the state of the consistency says as entries that all shards follow. Pure.
+
+    Parameters
+    ----------
+    consistency : Consistency
+        The user's.
+    workers : int
+        How many there are.
+
+    Attributes
+    ----------
+    pulls : int
+        That were answered by message.
+    """
+
+    def __init__(self, consistency: Consistency, workers: int) -> None:
+        self._consistency = consistency
+        self._order = order_of(consistency, workers)
+        self._by_staleness = isinstance(consistency, Async) and consistency.by_staleness
+        self._staleness: Counter[int] = Counter()
+        self._pushes = self._nonfinite = self.pulls = 0
+
+    def push(self, worker: int, number: int, version: int) -> tuple[bool, list[Entry]]:
+        """Take a push in; return whether it is used, and what is to be done now.
+
+        Raises
+        ------
+        UsageError
+            The version has not been yet; the worker has left.
+        """
+        key = worker, number
+        pushed = self._order.push(worker, version, (key, version))
+        self._pushes += 1
+        entries: list[Entry] = [self.drop(key)] if pushed.dropped else []
+        return not pushed.dropped, entries + self._entries(pushed.updates)
+
+    def drop(self, key: Hashable) -> Drop:
+        """Return that a gradient is not used."""
+        return Drop(key)
+
+    def skip(self, worker: int) -> list[Entry]:
+        """Count a gradient that is not finite: the iteration goes on without it."""
+        self._nonfinite += 1
+        if isinstance(self._consistency, SSP):  # which counts iterations by `clock`
+            return []
+        return self.clock(worker)
+
+    def clock(self, worker: int) -> list[Entry]:
+        """Note that a worker has finished an iteration; return what is to be done now."""
+        return self._entries(self._order.clock(worker))
+
+    def leave(self, worker: int) -> list[Entry]:
+        """Wait for a worker no more; return what is to be done now."""
+        return self._entries(self._order.leave(worker))
+
+    def readable(self, worker: int) -> bool:
+        """Tell whether a worker may read now."""
+        return self._order.readable(worker)
+
+    def lagging(self, worker: int) -> str:
+        """Return what a worker waits for that may not read."""
+        clocks = self._order.clocks
+        return (
+            f"a pull of worker {worker}, whose clock is {clocks[worker]}, waits for others: "
+            f"{self._consistency!r}, clocks {clocks}"
+        )
+
+    def _entries(self, updates: Sequence[Update]) -> list[Entry]:
+        return [self._entry(update) for update in updates]
+
+    def _entry(self, update: Update) -> Entry:
+        self._staleness.update(update.staleness)
+        factors = None
+        if self._by_staleness:
+            factors = tuple([1 / (staleness + 1) for staleness in update.staleness])
+        keys, versions = zip(*update.gradients, strict=True)
+        return Apply(keys, update.workers, versions, factors)
+
+    def statistics(self) -> dict[str, Any]:
+        """Return what there was, for logs."""
+        return {
+            "pushes": self._pushes,
+            "pulls": self.pulls,
+            "dropped": self._order.dropped,
+            "nonfinite": self._nonfinite,
+            "staleness": dict(sorted(self._staleness.items())),
+            "clocks": list(self._order.clocks),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is to be saved: the version. Workers begin anew."""
+        return {"version": self._order.version}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a version."""
+        self._order.version = state["version"]

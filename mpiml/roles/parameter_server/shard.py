@@ -1,0 +1,250 @@
+"""`Shard`: the service behind a parameter server, one for each of its ranks.
+
+The first shard decides the order in which gradients are applied, as the consistency has it, and
+tells the others, which follow: see `following`. So every version of the parameters is a version
+on all shards, and the parts of a pull belong together. Methods run one at a time; those that wait
+let others in.
+"""
+
+import time
+from collections.abc import Hashable, Sequence
+from typing import Any, Final, NamedTuple
+
+from mpiml.errors import ServiceGoneError
+from mpiml.payload import give
+from mpiml.roles.parameter_server.deciding import Decider
+from mpiml.roles.parameter_server.following import Apply, Entry, Following, Mark, Step
+from mpiml.roles.parameter_server.holding import holders_of, workers_of
+from mpiml.roles.parameter_server.memory import Address
+from mpiml.roles.parameter_server.part import Part
+from mpiml.roles.parameter_server.plan import LeafSpec, Plan
+from mpiml.roles.parameter_server.settings import Settings
+from mpiml.roles.parameter_server.specs import flatten_init
+from mpiml.scope import current_scope
+from mpiml.waits import Wait
+
+__all__ = ["Opened", "Shard"]
+
+_SLICE: Final = 0.5  # s: how often a wait looks whether the program stops
+_STOPPED: Final = 2.0  # s, after the stop has come, that a wait goes on
+
+_Selection = Sequence[tuple[int, Any]] | None
+"""What a pull asks of a shard; None: all."""
+
+
+class Opened(NamedTuple):
+    """What a worker must know of a shard."""
+
+    treedef: Any
+    leaves: tuple[LeafSpec, ...]
+    address: Address | None  #: of its memory, if workers of its host can read that
+
+
+class _Request:
+    """A part that is asked of a shard that follows, until it is there."""
+
+    def __init__(self, worker: int | None, selection: _Selection) -> None:
+        self.worker, self.selection = worker, selection
+        self.done = Wait("a part of the parameters")
+        self.value: Any = None
+
+
+class Shard:
+    """Holds a part of the parameters. Made by `mpiml.ParameterServerNode`; called by its clients."""
+
+    def __init__(self, settings: Settings) -> None:
+        scope = current_scope()
+        assert scope is not None
+        self._node = node = scope.owner
+        runtime = node.runtime
+        self._engine = runtime.engine
+        workers = workers_of(runtime.vertices, node.spec.node)
+        self._treedef, self._specs, leaves = flatten_init(settings.init)
+        plan = Plan(self._specs, settings.shards)
+        here = node.spec.index
+        filters = None
+        if settings.push_filters or settings.pull_filters:
+            from mpiml.roles.parameter_server.filtered import ServerFilters
+
+            filters = ServerFilters(plan, here, settings)
+        self._part = Part(
+            leaves, plan, here, settings, len(workers), self._shares(settings), filters
+        )
+        self._following = Following()
+        self._decider: Decider | None = None
+        self._others: list[Any] = []
+        if here == 0:
+            self._decider = Decider(settings.consistency, len(workers))
+            role = [v for v in runtime.vertices if v.role_index == node.spec.role_index]
+            self._others = [runtime.client(v.id, node) for v in role[1:]]
+        self._waiting: list[tuple[int, Wait]] = []
+        self._publish()
+        node.leaving.append(lambda _: self._part.memory.close())
+
+    def _shares(self, settings: Settings) -> bool:
+        """Tell whether somebody of this host may read the memory."""
+        if settings.pull_filters:
+            return False
+        runtime, spec = self._node.runtime, self._node.spec
+        here = runtime.hosts.host_of(runtime.ranks[spec.id])
+        return any(
+            runtime.hosts.host_of(runtime.ranks[vertex]) == here
+            for vertex, _ in holders_of(runtime.vertices, spec.node)
+        )
+
+    def open(self) -> Opened:
+        """Return what a client has to know."""
+        return Opened(self._treedef, self._specs, self._part.memory.address)
+
+    # -- gradients -----------------------------------------------------------------------------
+
+    def push(self, worker: int, number: int, version: int, message: Any) -> bool:
+        """Take a worker's gradient in; return whether it is used, now or later."""
+        key = worker, number
+        if self._decider is None:
+            self._do(self._following.arrive(key, self._part.decode(worker, message)))
+            return True
+        try:
+            gradient = self._part.decode(worker, message)
+            used, entries = self._decider.push(worker, number, version)
+        except BaseException:
+            self._tell([self._decider.drop(key)])
+            raise
+        self._decide(entries, {key: gradient})
+        return used
+
+    def push_pull(
+        self, worker: int, number: int, version: int, message: Any, key: Hashable, asked: Any
+    ) -> tuple[bool, int, Any]:
+        """Do `push`, then `pull` all there is."""
+        used = self.push(worker, number, version, message)
+        return used, *self.pull(worker, key, None, asked)
+
+    def skip(self, worker: int) -> bool:
+        """Note that a worker had a gradient that is not finite; return that it is not used."""
+        assert self._decider is not None
+        self._decide(self._decider.skip(worker), {})
+        return False
+
+    def clock(self, worker: int) -> None:
+        """Note that a worker has finished an iteration."""
+        assert self._decider is not None
+        self._decide(self._decider.clock(worker), {})
+
+    def leave(self, worker: int) -> None:
+        """Note that a worker has returned."""
+        assert self._decider is not None
+        self._decide(self._decider.leave(worker), {})
+
+    def follow(self, entries: Sequence[Entry]) -> None:
+        """Take in what the first shard has decided."""
+        self._do(self._following.follow(entries))
+
+    def _decide(self, entries: Sequence[Entry], gradients: dict[Hashable, Any]) -> None:
+        """Do what has been decided, here and on the other shards."""
+        if entries:
+            self._tell(entries)
+        steps: list[Step] = []
+        for key, gradient in gradients.items():
+            steps += self._following.arrive(key, gradient)
+        self._do(steps + self._following.follow(entries))
+        self._publish()
+        assert self._decider is not None
+        for worker, wait in self._waiting:
+            if self._decider.readable(worker):
+                self._engine.fulfil(wait)
+
+    def _tell(self, entries: Sequence[Entry]) -> None:
+        for other in self._others:
+            other.futures.follow(list(entries))
+
+    def _do(self, steps: Sequence[Step]) -> None:
+        for entry, found in steps:
+            if isinstance(entry, Apply):
+                try:
+                    self._part.apply(entry, found)
+                except Exception as error:  # shards are no longer alike
+                    self._node.fail(error)
+                    raise
+            else:
+                (request,) = found
+                request.value = self._values(request.worker, request.selection)
+                self._engine.fulfil(request.done)
+
+    # -- parameters ----------------------------------------------------------------------------
+
+    def pull(
+        self, worker: int | None, key: Hashable, selection: _Selection, asked: Sequence[int]
+    ) -> tuple[int, Any]:
+        """Return the version and what is asked of this shard; wait until the worker may read.
+
+        `asked` are the other shards of which something is asked, by `part` with the same key.
+        """
+        assert self._decider is not None
+        if worker is not None:
+            self._await_readable(worker)
+        for shard in asked:
+            self._others[shard - 1].futures.follow([Mark(key)])
+        self._decider.pulls += 1
+        return self._part.version, self._values(worker, selection)
+
+    def part(self, worker: int | None, key: Hashable, selection: _Selection) -> Any:
+        """Return what is asked of this shard, of the version that `pull` returns."""
+        request = _Request(worker, selection)
+        self._do(self._following.arrive(key, request))
+        self._await(request.done)
+        return request.value
+
+    def _values(self, worker: int | None, selection: _Selection) -> Any:
+        if selection is None:
+            return give(self._part.whole(worker))
+        return give(self._part.some(selection))
+
+    def _await_readable(self, worker: int) -> None:
+        assert self._decider is not None
+        while not self._decider.readable(worker):
+            wait = Wait(f"{self._node.title}: {self._decider.lagging(worker)}")
+            self._waiting.append((worker, wait))
+            try:
+                self._await(wait)
+            finally:
+                self._waiting.remove((worker, wait))
+
+    def _await(self, wait: Wait) -> None:
+        """Wait, while other calls run; not beyond the end of the program."""
+        stopped = self._node.runtime.ending.stopped
+        end = None
+        while not self._engine.wait(wait, time.monotonic() + _SLICE, current_scope()):
+            now = time.monotonic()
+            if stopped.ready:
+                end = now + _STOPPED if end is None else end
+                if now > end:
+                    raise ServiceGoneError(
+                        f"the program has stopped while waiting: {wait.about}"
+                    )
+
+    def _publish(self) -> None:
+        """Tell workers of this host, in shared memory, whether they may read."""
+        words = self._part.memory.words
+        if words is not None and self._decider is not None:
+            for worker in range(len(words)):
+                words[worker] = self._decider.readable(worker)
+
+    # -- what there was ------------------------------------------------------------------------
+
+    def statistics(self) -> dict[str, Any]:
+        """Return what this shard has done, for logs."""
+        done = {} if self._decider is None else self._decider.statistics()
+        return {"version": self._part.version, **done}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of this shard, to be saved; never served as a call."""
+        order = None if self._decider is None else self._decider.state_dict()
+        return {"part": self._part.state_dict(), "order": order}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take a state over, before workers begin; never served as a call."""
+        self._part.load_state_dict(state["part"])
+        if self._decider is not None:
+            self._decider.load_state_dict(state["order"])
+        self._publish()
