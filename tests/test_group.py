@@ -1,5 +1,7 @@
 """The verbs of a group of replicas: one item for each, the least loaded, results that are combined."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -27,6 +29,9 @@ class Worker(Gate):
 
     def vector(self, scale=1.0):
         return self.state * scale
+
+    def block(self):
+        return np.full(1 << 17, 1.0 + self.index)  # 1 MiB
 
     def kept(self):
         return self.state  # which it goes on using
@@ -162,7 +167,7 @@ def test_errors_are_those_of_the_replica(mode):
             workers.reduced("median")
         with pytest.raises(mpiml.UsageError, match="empty group"):
             workers[:0].reduced("sum")
-        with pytest.raises(mpiml.UnknownMethodError, match=r"served are: .*batch, fails"):
+        with pytest.raises(mpiml.UnknownMethodError, match=r"served are: batch, block"):
             workers.reduced("sum").missing()
         assert workers.reduced("sum").who() == 3
 
@@ -200,6 +205,104 @@ def test_what_the_caller_receives_does_not_depend_on_the_replicas(replicas):
         assert len(calls) == replicas
 
     play("threads", body, **workers(replicas))
+
+
+def received(client, call):
+    """Return the messages that came to this rank during ``call()``, their bytes, and its value."""
+    engine = client.__dict__["_target"].engine
+    handlers, frames = dict(engine.handlers), []
+
+    def counting(handler):
+        def handle(rank, frame, buffers):
+            frames.append(40 + len(frame.name) + len(frame.body) + sum(map(len, buffers)))
+            handler(rank, frame, buffers)
+
+        return handle
+
+    engine.handlers.update({kind: counting(handler) for kind, handler in handlers.items()})
+    try:
+        value = call()
+    finally:
+        engine.handlers.update(handlers)
+    return len(frames), sum(frames), value
+
+
+@pytest.mark.mpi(min_size=3)
+def test_a_caller_receives_one_message_however_many_replicas_there_are():
+    from mpi4py import MPI
+
+    replicas = MPI.COMM_WORLD.size - 1
+
+    def body(workers):
+        workers.reduced("sum").block()
+        for k in range(1, replicas + 1):
+            group = workers[:k]
+            frames, size, value = received(workers[0], group.reduced("sum").block)
+            assert (value == k * (k + 1) / 2).all()
+            assert frames == 1
+            assert 1 << 20 < size < (1 << 20) + 500
+            frames, size, values = received(workers[0], group.block)
+            assert frames == len(values) == k
+            assert size > k << 20
+
+    play("mpi", body, **workers(replicas))
+
+
+@both
+def test_slices_are_groups(mode):
+    def body(workers):
+        assert isinstance(workers, Sequence)
+        assert [len(workers), len(workers[1:]), len(workers[::2]), len(workers[3:])] == [
+            3,
+            2,
+            2,
+            0,
+        ]
+        assert workers[1:].who() == [1, 2]
+        assert workers[::-1].who() == [2, 1, 0]
+        assert workers[:2][1:].who() == [1]
+        assert [f.result() for f in workers[1:].futures.who()] == [1, 2]
+        assert workers[3:].who() == []
+        assert workers[-1].who() == 2
+        assert workers[1:].reduced("max").who() == 2
+        late = workers[:2].with_options(timeout=30.0)
+        assert late.who() == [0, 1]
+
+    play(mode, body, **workers(3))
+
+
+@both
+def test_slices_in_the_graph(mode):
+    def body(some, last):
+        return some.who(), last[0].who()
+
+    program = mpiml.Program("slices")
+    handles = program.add_node(mpiml.ServiceNode(Worker), label="workers", replicas=4)
+    program.add_node(mpiml.PyNode(body, handles[1:3], handles[-1:]), label="body")
+    comm = None
+    if mode == "mpi":
+        from mpi4py import MPI
+
+        comm = MPI.COMM_WORLD
+        if comm.size > 5:
+            program.add_node(mpiml.PyNode(lambda: None), label="spare", replicas=mpiml.FILL)
+    result = mpiml.launch(program, comm=comm)
+    if comm is None or comm.rank == 0:
+        assert result["body"] == [([1, 2], 3)]
+
+
+@both
+def test_the_error_of_one_replica_leaves_the_others_answers(mode):
+    def body(workers):
+        with pytest.raises(KeyError, match="two") as caught:
+            workers.fails()
+        assert "workers/2" in str(caught.value.__cause__)
+        got = mpiml.gather(workers.futures.fails(), return_errors=True)
+        assert got[:2] == [1.0, 1.0]
+        assert isinstance(got[2], KeyError)
+        assert workers.who() == [0, 1, 2]
+
+    play(mode, body, **workers(3))
 
 
 @given(
