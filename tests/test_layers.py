@@ -74,7 +74,7 @@ FLOORS = {
         ["mpiml.roles.parameter_server.keys", "mpiml.roles.parameter_server.order"],
         ["mpiml.roles.parameter_server.layout", "mpiml.roles.parameter_server.table"],
         ["mpiml.roles.parameter_server.store"],
-        ["mpiml.roles.cache", "mpiml.roles.parameter_server"],
+        ["mpiml.roles.cache"],
     ],
     "world": [["mpiml.world"]],
     "faults": [["mpiml.ancestors", "mpiml.progress"], ["mpiml.faults"], ["mpiml.output"]],
