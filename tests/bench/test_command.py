@@ -35,6 +35,11 @@ ROWS = {
         *("crowd_raw", "crowd", "crowd_max", "crowd_raw_max"),
         *("crowd_few_rate", "crowd_rate", "crowd_least"),
     },
+    "pubsub": {
+        *("raw_small", "small", "small_latest", "raw_rate", "rate", "raw_fan_out", "fan_out"),
+        *(f"{size}_given" for size in ("1MiB", "16MiB")),
+        *(f"{raw}{size}" for raw in ("raw_", "") for size in ("1MiB", "16MiB")),
+    },
     "arrays": {f"{size}_{way}" for size in ("1KiB", "1MiB", "16MiB") for way in WAYS},
     "allreduce": {
         *(f"{size}_{way}" for size in SIZES for way in SUMS),
@@ -78,6 +83,7 @@ GOALS = {
     "allreduce": 29,
     "neighbors": 10,
     "rpc": 16,
+    "pubsub": 7,
     "arrays": 4,
     "onesided": 8,
     "startup": 4,
@@ -222,6 +228,7 @@ def row(key, value):
         (["allreduce", "--ranks", "1"], "expected 2 or more"),
         (["rpc", "--ranks", "3"], "expected 4 or more"),
         (["startup", "--ranks", "1"], "expected 2 or more"),
+        (["pubsub", "--ranks", "2"], "expected 3 or more"),
     ],
 )
 def test_a_wrong_line_is_usage_and_status_2(argv, said, capsys, unlaunched):
