@@ -78,7 +78,7 @@ class _Significant(Stage):
             sent = Entries(None, sums).kept(chosen)
             if sent.values is sums:
                 sent = Entries(None, sums.copy())
-            sums[chosen] = 0
+            np.copyto(sums, 0, where=chosen)
             return sent
         # no other sum is beyond: it would have been sent before
         some = sums[entries.indices]

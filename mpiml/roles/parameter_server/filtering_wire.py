@@ -91,7 +91,8 @@ def write(indices: NDArray[np.int64], size: int) -> NDArray[Any]:
 def read(places: NDArray[Any], size: int) -> NDArray[np.int64]:
     """Return what `write` has written, as int64."""
     if places.dtype == np.uint8:
-        chosen = np.unpackbits(places, count=size, bitorder="little")
+        # 0 and 1 as bools: NumPy finds those several times faster
+        chosen = np.unpackbits(places, count=size, bitorder="little").view(np.bool_)
         return np.flatnonzero(chosen).astype(np.int64, copy=False)
     return places.astype(np.int64)
 

@@ -119,6 +119,7 @@ LOSSLESS = [(ZeroSuppression(),), (KeyCaching(1),), (ZeroSuppression(), KeyCachi
 
 
 @pytest.mark.parametrize("filters", [(), *LOSSLESS], ids=str)
+@settings(max_examples=60, deadline=None)
 @given(gradients())
 def test_lossless_filters_bring_gradients_as_they_are(filters, given_):
     size, dtype, grads = given_
@@ -133,6 +134,7 @@ def test_lossless_filters_bring_gradients_as_they_are(filters, given_):
 
 
 @pytest.mark.parametrize("filters", [(), *LOSSLESS, (SignificantlyModified(0),)], ids=str)
+@settings(max_examples=60, deadline=None)
 @given(arrays(5))
 def test_lossless_filters_bring_parameters_as_they_are(filters, values):
     pull = pulled(filters, len(values[0]), values[0].dtype)
@@ -166,6 +168,7 @@ def test_zeros_are_left_out_only_where_that_is_smaller():
     assert encoder.statistics()["all"] == (128, 66, 512, 12 + 256)
 
 
+@settings(max_examples=60, deadline=None)
 @given(gradients(), st.integers(0, 24).map(lambda n: n / 8))
 def test_significant_changes_lose_nothing(given_, threshold):
     size, dtype, grads = given_
@@ -181,6 +184,7 @@ def test_significant_changes_lose_nothing(given_, threshold):
         assert (got == np.where(np.abs(rest) > threshold, rest, 0)).all()
 
 
+@settings(max_examples=60, deadline=None)
 @given(arrays(6), st.integers(0, 24).map(lambda n: n / 8))
 def test_significant_changes_keep_the_copy_near(values, threshold):
     pull = pulled((SignificantlyModified(threshold),), len(values[0]), values[0].dtype)
@@ -201,6 +205,7 @@ def test_lost_training_is_seen_by_the_worker():
         assert pull(bad)[2] == np.inf
 
 
+@settings(max_examples=60, deadline=None)
 @given(gradients(), st.sampled_from([0, 0.25, 0.5, 0.75]), st.integers(0, 3))
 def test_random_skips_are_right_on_average_by_construction(given_, probability, seed):
     size, dtype, grads = given_
@@ -229,6 +234,7 @@ def test_random_skips_skip_as_often_as_was_asked():
     assert np.array_equal(first.indices, again.indices)
 
 
+@settings(max_examples=60, deadline=None)
 @given(arrays(5))
 def test_random_skips_keep_older_parameters(values):
     pull = pulled((RandomSkip(0.5),), len(values[0]), values[0].dtype)
@@ -240,6 +246,7 @@ def test_random_skips_keep_older_parameters(values):
         have = got
 
 
+@settings(max_examples=60, deadline=None)
 @given(gradients(), st.data())
 def test_kkt_skips_exactly_by_definition(given_, data):
     size, dtype, grads = given_
@@ -262,6 +269,7 @@ def _seen(gradient, skipped):
     return skipped if len(skipped) else np.zeros(1, bool)
 
 
+@settings(max_examples=60, deadline=None)
 @given(
     st.integers(1, 3), st.lists(st.tuples(st.integers(0, 1), st.integers(0, 5)), max_size=40)
 )
@@ -307,7 +315,7 @@ CODECS = [
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=repr)
-@settings(max_examples=15)
+@settings(max_examples=15, deadline=None)
 @given(gradients())
 def test_error_feedback_loses_nothing(codec, given_):
     size, dtype, grads = given_
@@ -335,7 +343,7 @@ def test_error_feedback_is_that_of_the_codec():
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=repr)
-@settings(max_examples=15)
+@settings(max_examples=15, deadline=None)
 @given(arrays(4))
 def test_both_ends_hold_the_same_copy(codec, values):
     pull = pulled((ZeroSuppression(), Compressed(codec)), len(values[0]), values[0].dtype)
@@ -355,7 +363,7 @@ def test_later_pulls_make_errors_good(codec):
     assert far[-1] < min(0.15, far[0])
 
 
-@settings(max_examples=40)
+@settings(max_examples=60, deadline=None)
 @given(gradients(), st.integers(0, 8).map(lambda n: n / 8))
 def test_filters_go_together_on_a_push(given_, threshold):
     size, dtype, grads = given_
@@ -375,7 +383,7 @@ def test_filters_go_together_on_a_push(given_, threshold):
     assert (np.abs(came - went - kept) <= threshold + 1e-5).all()
 
 
-@settings(max_examples=40)
+@settings(max_examples=60, deadline=None)
 @given(arrays(6), st.booleans())
 def test_filters_go_together_on_a_pull(values, last):
     filters = (RandomSkip(0.5), SignificantlyModified(0.5), ZeroSuppression(), KeyCaching(1))
@@ -386,6 +394,22 @@ def test_filters_go_together_on_a_pull(values, last):
     for _ in range(60):  # what is skipped is sent another time
         got = pull(values[-1])
     assert (np.abs(got - values[-1]) <= 0.5).all()
+
+
+def test_zeros_that_are_left_out_replace_older_parameters():
+    pull = pulled((SignificantlyModified(0), ZeroSuppression()), 64, "f4")
+    pull(np.ones(64, "f4"))
+    few = np.zeros(64, "f4")
+    few[5] = 2
+    assert (pull(few) == few).all()
+    assert pull.sender.statistics()["all"].bytes_after == 256 + 2 + 4
+
+
+def test_a_list_no_longer_than_a_hash_is_sent():
+    sender = PushEncoder((KeyCaching(),), [1000], ["f4"])
+    sparse = Sparse(np.arange(4), np.ones(4, "f4"))
+    for _ in range(2):
+        assert isinstance(sender.encode(0, sparse)[2], np.ndarray)
 
 
 def test_messages_own_their_arrays():

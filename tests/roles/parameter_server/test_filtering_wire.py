@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpiml.errors import UsageError
@@ -10,6 +10,7 @@ from mpiml.roles.parameter_server import filtering_wire
 from mpiml.roles.parameter_server.filtering_wire import Lists, places_nbytes, read, write
 
 
+@settings(max_examples=60, deadline=None)
 @given(
     st.integers(0, 300), st.sets(st.integers(0, 299)), st.sampled_from([0, 1 << 16, 1 << 20])
 )
@@ -31,6 +32,7 @@ def test_few_places_are_indices_and_many_are_bits():
     assert places_nbytes(100, 50) == 13
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.integers(1, 4), st.lists(st.integers(0, 6), max_size=60))
 def test_both_ends_keep_the_same_lists(most, sequence):
     sender, receiver = Lists(most), Lists(most)
