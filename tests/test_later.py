@@ -42,11 +42,11 @@ def package():
 
 
 def test_hasattr_is_false(package):
-    assert not hasattr(package, "consistency")
+    assert not hasattr(package, "checkpoint")
     with pytest.raises(
-        UsageError, match=r"^mpiml\.consistency comes with the services release$"
+        UsageError, match=r"^mpiml\.checkpoint comes with the fault release$"
     ):
-        _ = package.consistency
+        _ = package.checkpoint
 
 
 def test_import_statement_keeps_the_text(package):
