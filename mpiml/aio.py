@@ -108,6 +108,12 @@ class Loop:
 
         return list(asyncio.all_tasks(self._loop))
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is to be run, now or at a time that has been set."""
+        loop = self._loop
+        return not (getattr(loop, "_ready", ()) or getattr(loop, "_scheduled", ()))
+
     def stop(self) -> None:
         """End the loop; coroutines that are still under way are cancelled."""
         loop, self._loop = self._loop, None

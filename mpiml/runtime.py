@@ -27,6 +27,7 @@ from mpiml.target import Target
 from mpiml.teams import Teams
 from mpiml.topics.ends import ends_of
 from mpiml.topics.exchange import Topics
+from mpiml.topics.quiet import Quiet
 from mpiml.waits import Wait
 
 __all__ = ["Runtime", "Settings"]
@@ -97,6 +98,7 @@ class Runtime:
                 role = self._roles[node.spec.role_index]
                 self.ending.add_role(node.vertex, [(v.id, ranks[v.id]) for v in role])
         self.topics = Topics(engine, vertices, ranks, ends_of(vertices), hosts.host_of)
+        self.quiet = Quiet(self)
         self.boards = Boards(engine, lambda first: vertices[first].replicas)
         engine.on_broken = self._on_broken
 
@@ -265,6 +267,8 @@ class Runtime:
             Bodies beyond those of the nodes, that the end waits for: a test's.
         """
         owners.append(self._scopes)
+        if not extra:  # a test's steps cannot be seen
+            self.quiet.watch()
         bodies = sum(n.body and not n.spec.daemon for n in self.nodes)
         self.ending.start(bodies + extra)
         if self.settings.prints and self.engine.rank == 0 and not self.ending.bodies:
@@ -321,6 +325,7 @@ class Runtime:
         if self.survey is not None:
             self.survey.close()
         self.idle.close()
+        self.quiet.close()
         for node in self.nodes:
             if not node.body:  # no body takes or puts any more: methods must not wait for one
                 self.topics.leave(node.vertex, cut=True, late=True)

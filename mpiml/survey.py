@@ -17,7 +17,7 @@ from mpiml.wire import WAITS, WAITS_QUERY, Frame
 if TYPE_CHECKING:
     from traceback import FrameSummary
 
-__all__ = ["Survey", "callback_stack", "stack_of", "thread_frames", "where"]
+__all__ = ["Survey", "callback_stack", "coroutines_of", "stack_of", "thread_frames", "where"]
 
 _HERE = os.path.dirname(__file__)
 _LIBRARY = os.path.dirname(os.__file__)
@@ -79,7 +79,7 @@ def stack_of(node: Any) -> str:
         text = _text_of(frames.get(thread.ident or 0)) if mine else ""
         if text:  # else an idle thread of ours
             stacks.append(text)
-    stacks += [f"  a coroutine at {line}\n" for _, line in _coroutines(node)]
+    stacks += [f"  a coroutine at {line}\n" for _, line in coroutines_of(node)]
     return "\n".join(stacks).rstrip() or "  (no thread of this node runs user code)"
 
 
@@ -109,7 +109,7 @@ def _user_code(frame: FrameType) -> "list[FrameSummary]":
     return []
 
 
-def _coroutines(node: Any) -> list[tuple[bool, str]]:
+def coroutines_of(node: Any) -> list[tuple[bool, str]]:
     """Return, for each task of the node's loop, whether it waits in mpiml, and its line."""
     found = []
     for task in node.loop.tasks():
@@ -206,7 +206,7 @@ class Survey:
                 f"! {head} has waited {since:.0f} s for {sleeper.wait.about} "
                 f"at {where(frames.get(sleeper.thread))}"
             )
-        for waits, line in _coroutines(node):
+        for waits, line in coroutines_of(node):
             key = hash((node.vertex, line))
             since = now - seen.setdefault(key, self._awaited.get(key, now))
             waited = min(waited, since) if waits else 0.0

@@ -57,7 +57,9 @@ __all__ = [
     "STREAM_END",
     "TOPIC",
     "TOPIC_ACK",
+    "TOPIC_ASK",
     "TOPIC_END",
+    "TOPIC_QUIET",
     "WAITS",
     "WAITS_QUERY",
     "WIRE_VERSION",
@@ -81,6 +83,7 @@ CREDIT, STATUS, STOP_REQUEST, STOP, AGREE_COUNT, AGREE_TARGET = range(16, 22)
 WAITS_QUERY, WAITS, REPORT, BOARD = range(22, 26)  # BOARD is answered by REPLY or ERROR
 MEMBER_ASK, MEMBER_STATE, AGREE_REST = range(26, 29)
 TOPIC_ACK = 29  # may pass messages, which wait for their buffers
+TOPIC_ASK, TOPIC_QUIET = 30, 31
 ANNOUNCE = 32  # the frame itself is large and comes as the one buffer of this one
 
 FLAG_NESTED = 1  # made inside a method: exempt from credit, so cycles cannot deadlock

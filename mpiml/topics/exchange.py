@@ -51,7 +51,9 @@ class Topics:
         self._outgoing: dict[tuple[int, int], Outgoing] = {}  # vertex, topic
         self._incoming: dict[tuple[int, int, int], Incoming] = {}  # vertex, topic, place
         self._places: dict[tuple[int, int], int] = {}  # vertex, id of an end
+        self.publishers: set[int] = set()  # on all ranks
         for number, (publishers, subscribers) in subscriptions(vertices).items():
+            self.publishers.update(publishers)
             links: dict[int, list[Link]] = {
                 p: [] for p in publishers if ranks[p] == engine.rank
             }

@@ -1,0 +1,166 @@
+"""When services end as publishers: once nothing is left that could call them.
+
+A service without ``run()`` publishes when it is called, so no return says that it has put its last
+message. Its topics end when nobody could call it any more: every body has returned, sits in
+`wait_for_stop` or waits in mpiml, no method runs, and no frame is under way. The last is known as
+in Mattern's four-counter method (Algorithms for distributed termination detection, 1987): two
+waves of questions, one after the other, find all ranks waiting, and as many frames taken in as
+sent, both times the same number.
+
+A thread that mpiml does not know, and that is neither a body nor a method, is not seen: a service
+that publishes from such a thread needs a ``run()`` that returns when the thread is done.
+"""
+
+import struct
+import threading
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from mpiml.callbacks import callbacks
+from mpiml.contents import parts
+from mpiml.hosting import has_body
+from mpiml.survey import coroutines_of
+from mpiml.wire import TOPIC_ASK, TOPIC_QUIET, Frame
+
+__all__ = ["Quiet"]
+
+_STEP = 0.05  # s between looks
+_PAUSE = 0.002  # s between two waves, so that what the first has sent is counted in the second
+_LIMIT = 2.0  # s to wait for answers; a rank that computes may be late, and is not quiet then
+_END = 1  # `aux` of a question that is none: services end
+_STATE = struct.Struct("<QQI?")
+
+
+class _State(NamedTuple):
+    """What a rank says: frames, bodies that have not returned, and whether all there wait."""
+
+    sent: int
+    received: int
+    open: int
+    quiet: bool
+
+
+class Quiet:
+    """Ends the topics of services, on one rank. Local; rank 0 looks, from a thread of its own.
+
+    Parameters
+    ----------
+    runtime
+        The program on this rank, whose engine's table of handlers is filled.
+    """
+
+    def __init__(self, runtime: Any) -> None:
+        self._runtime = runtime
+        self._closed = threading.Event()
+        self._complete = threading.Event()
+        self.looks = 0  #: how often rank 0 has looked
+        self._wave = 0
+        self._answers: dict[int, _State] = {}
+        self._own_sent = self._own_received = 0  # frames of these waves, which do not count
+        runtime.engine.handlers[TOPIC_ASK] = self._on_ask
+        runtime.engine.handlers[TOPIC_QUIET] = self._on_answer
+
+    def watch(self) -> None:
+        """Begin, if some service publishes and has no body. Called once."""
+        runtime = self._runtime
+        nodes = (runtime.vertices[v].node for v in runtime.topics.publishers)
+        if runtime.engine.rank == 0 and not all(map(has_body, nodes)):
+            threading.Thread(target=self._watch, name="mpiml-quiet", daemon=True).start()
+
+    def close(self) -> None:
+        """End: the program stops."""
+        self._closed.set()
+        self._complete.set()
+
+    # -- this rank -----------------------------------------------------------------------------
+
+    def local(self) -> _State:
+        """Return how this rank stands; waits for nothing."""
+        runtime = self._runtime
+        engine = runtime.engine
+        sleepers = [*engine.sleepers.values(), *runtime.teams.sleepers()]
+        quiet = not callbacks.under_way(engine) and not runtime.stopping
+        quiet = quiet and all(_waits(node, sleepers) for node in runtime.nodes)
+        sent, received = engine.counts()
+        left = sum(
+            not (node.returned or node.waiting or node.spec.daemon) for node in runtime.nodes
+        )
+        return _State(sent - self._own_sent, received - self._own_received, left, quiet)
+
+    def _on_ask(self, rank: int, frame: Frame, buffers: Sequence[Any]) -> None:
+        runtime = self._runtime
+        if frame.aux == _END:
+            for node in runtime.nodes:
+                if not node.body:
+                    runtime.topics.end(node.vertex, late=True)
+            return
+        state = self.local()
+        self._own_received += 1  # counted by the engine once this has returned
+        self._own_sent += 1
+        body = _STATE.pack(*state)
+        runtime.engine.transmit(
+            rank, TOPIC_QUIET, runtime.engine.rank, rank, frame.id, body=body
+        )
+
+    # -- rank 0 --------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        runtime = self._runtime
+        while not self._closed.wait(_STEP) and not runtime.stopping:
+            first = self._ask()
+            if first is None or self._closed.wait(_PAUSE):
+                continue
+            if self._ask() == first:
+                for rank in range(runtime.engine.size):
+                    runtime.engine.transmit(rank, TOPIC_ASK, 0, rank, aux=_END)
+                return
+
+    def _ask(self) -> tuple[int, int] | None:
+        """Return how many frames were sent and taken in; None where some rank is not quiet.
+
+        Nor is the program where these differ, or where no body is left that could wait for a
+        message: then it ends by itself, or runs until it is stopped.
+        """
+        engine = self._runtime.engine
+        self.looks += 1
+        here = self.local()
+        if not here.quiet:
+            return None
+        self._complete.clear()
+        self._wave += 1
+        self._answers = {0: here}
+        for rank in range(1, engine.size):
+            self._own_sent += 1
+            engine.transmit(rank, TOPIC_ASK, 0, rank, self._wave)
+        if engine.size > 1 and not self._complete.wait(_LIMIT):
+            return None
+        found = list(self._answers.values())
+        sent, received = sum(s.sent for s in found), sum(s.received for s in found)
+        done = len(found) == engine.size and all(s.quiet for s in found)
+        return (sent, received) if done and sent == received and _any_open(found) else None
+
+    def _on_answer(self, rank: int, frame: Frame, buffers: Sequence[Any]) -> None:
+        self._own_received += 1
+        if frame.id == self._wave:
+            self._answers[rank] = _State(*_STATE.unpack(parts(frame, buffers)[0]))
+            if len(self._answers) == self._runtime.engine.size:
+                self._complete.set()
+
+
+def _any_open(states: Sequence[_State]) -> bool:
+    return any(state.open for state in states)
+
+
+def _waits(node: Any, sleepers: Sequence[Any]) -> bool:
+    """Return whether all that runs for a node waits in mpiml, for as long as it takes."""
+    mine = [s for s in sleepers if s.scope is not None and s.scope.owner is node]
+    if node.constructing or any(s.deadline is not None or s.wait.ready for s in mine):
+        return False
+    if node.server.active != sum(bool(s.scope.nested) for s in mine):
+        return False  # a method computes, is queued, or is a coroutine
+    if not node.body or node.returned or node.waiting:
+        return True
+    if any(s.thread == node.thread for s in mine):
+        return True
+    tasks = coroutines_of(node)
+    return bool(tasks) and all(waits for waits, _ in tasks) and node.loop.idle
