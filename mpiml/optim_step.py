@@ -21,6 +21,8 @@ __all__ = ["Coefficients", "apply", "apply_formula", "check_parameter"]
 # device a block is large, since each operation on it is a launch.
 _BLOCK = {None: 1 << 14, "cupy": 1 << 24}
 
+_FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
+
 
 class Coefficients(NamedTuple):
     """The numbers of one step, in the order of the struct in mpiml/native/update.hpp.
@@ -80,6 +82,9 @@ def apply(
     UsageError
         Libraries, shapes or dtypes do not fit.
     """
+    if _as_they_are(rule, param, grad, state):  # most steps, and small ones want to be short
+        _native.update(rule, param.dtype.itemsize, param, grad, tuple(state), c)
+        return
     check_parameter(who, param)
     _check_fit(who, rule, param, grad, state)
     arrays = _flat((param, grad, *state))
@@ -118,6 +123,17 @@ def check_parameter(who: str, param: Any) -> None:
             f"{who}: expected a float32 or float64 parameter, got {param.dtype}; keep the "
             f"parameter in float32, its gradient may be of lower precision"
         )
+
+
+def _as_they_are(rule: int, param: Any, grad: Any, state: Sequence[Any]) -> bool:
+    """Tell whether the native loop takes the arrays without a look at anything else."""
+    if type(param) is not np.ndarray or len(state) != FORMULAS[rule][0]:
+        return False
+    dtype, shape = param.dtype, param.shape
+    return dtype in _FLOATS and all(
+        type(a) is np.ndarray and a.dtype == dtype and a.shape == shape and a.flags.c_contiguous
+        for a in (param, grad, *state)
+    )
 
 
 def _check_fit(who: str, rule: int, param: Any, grad: Any, state: Sequence[Any]) -> None:

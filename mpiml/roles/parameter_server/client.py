@@ -238,7 +238,15 @@ class ParameterClient:
         """Return the message for each server; None where the gradient is to be dropped."""
         self._check_worker(call)
         tree, _ = self._open()
-        return tree.gradients(gradient, names, indices, call, self._settings.nonfinite)
+        parts = tree.gradients(gradient, names, indices, call, self._settings.nonfinite)
+        if (
+            parts is None
+            or self._filters is not None
+            or names is not None
+            or indices is not None
+        ):
+            return parts
+        return [tree.plan.message(shard, part) for shard, part in enumerate(parts)]
 
     # -- the rest ------------------------------------------------------------------------------
 

@@ -81,7 +81,10 @@ class Part:
         UsageError
             It does not fit the pieces.
         """
-        gradient = message if self._filters is None else self._filters.decode(worker, message)
+        if self._filters is not None:
+            gradient = self._filters.decode(worker, message)
+        else:
+            gradient = self._plan.received(self._shard, message)
         self._store.check(gradient)
         return gradient
 

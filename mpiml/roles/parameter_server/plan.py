@@ -18,6 +18,8 @@ __all__ = ["LINE", "LeafSpec", "Plan", "Selected"]
 
 LINE = 64  #: bytes of a cache line
 
+_SMALL = 4000  # bytes of a gradient that goes within the call
+
 _FLOATS = ("float32", "float64")
 
 
@@ -113,6 +115,7 @@ class Plan:
         self.nbytes = end
         self.spans = [self._span(pieces) for pieces in self.pieces]
         # of each leaf: server, number of the piece there, piece
+        self._small = [self._is_small(pieces) for pieces in self.pieces]
         self._of_leaf: list[list[tuple[int, int, Piece]]] = [[] for _ in self.leaves]
         for shard, pieces in enumerate(self.pieces):
             for number, piece in enumerate(pieces):
@@ -125,6 +128,24 @@ class Plan:
         first, last = dense[0], dense[-1]
         begin = self._at[first.leaf] + first.start * self._items[first.leaf]
         return begin, self._at[last.leaf] + last.stop * self._items[last.leaf]
+
+    def _is_small(self, pieces: Sequence[Piece]) -> bool:
+        sizes = [(p.stop - p.start) * self._items[p.leaf] for p in pieces]
+        return sum(sizes) <= _SMALL and not any(self.leaves[p.leaf].table for p in pieces)
+
+    def message(self, shard: int, parts: list[Any]) -> Any:
+        """Return dense parts for a server as they are sent: bytes, if they are few."""
+        return b"".join([part.tobytes() for part in parts]) if self._small[shard] else parts
+
+    def received(self, shard: int, message: Any) -> list[Any]:
+        """Return the parts of which `message` was made; read-only, where they came as bytes."""
+        if type(message) is not bytes:
+            return message  # type: ignore[no-any-return]
+        found, at = [], 0
+        for leaf, start, stop in self.pieces[shard]:
+            found.append(np.frombuffer(message, self.leaves[leaf].dtype, stop - start, at))
+            at += found[-1].nbytes
+        return found
 
     def arrays(self, shard: int, memory: Any) -> list[Any]:
         """Return the pieces of a server, each as one axis, in the memory that holds its span.

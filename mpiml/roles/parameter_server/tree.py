@@ -1,5 +1,6 @@
 """Trees of parameters and of gradients at a worker: checked, cut into parts, joined again."""
 
+import math
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
@@ -67,6 +68,8 @@ class TreeParts:
                 )
         self.treedef = first.treedef
         self.plan = Plan(first.leaves, len(opened))
+        self._all = [_Wanted(leaf, None) for leaf in range(len(first.leaves))]
+        self._likes = [(leaf.shape, np.dtype(leaf.dtype)) for leaf in first.leaves]
         self._named: dict[Any, tuple[Any, list[int]]] | None = None
 
     def of(self, leaves: Sequence[Any]) -> Any:
@@ -210,7 +213,7 @@ class TreeParts:
     def gradients(
         self, gradient: Any, names: Any, indices: Any, call: str, nonfinite: str
     ) -> list[list[Any]] | None:
-        """Return the message to each server: for each piece an array, a `Sparse`, or None.
+        """Return what each server gets: for each piece an array, a `Sparse`, or None.
 
         None: the gradient is not finite, and is to be dropped.
 
@@ -221,13 +224,15 @@ class TreeParts:
         """
         if names is None and indices is None:
             self.check_whole(call)
-            wanted = [_Wanted(leaf, None) for leaf in range(len(self.plan.leaves))]
-            expected = self.treedef
+            wanted, expected = self._all, self.treedef
+            leaves = self._plain(gradient)
         else:
             wanted, back = self._wanted(names, indices, call)
             like = back([np.empty(0)] * len(wanted))
             expected = optree.tree_structure(like, none_is_leaf=True, namespace=NAMESPACE)
-        leaves = self._checked(gradient, expected, wanted, call)
+            leaves = None
+        if leaves is None:
+            leaves = self._checked(gradient, expected, wanted, call)
         for leaf, (number, _) in zip(leaves, wanted, strict=True):
             if not _finite(leaf):
                 if nonfinite == "drop":
@@ -240,6 +245,24 @@ class TreeParts:
         if expected is self.treedef:
             return self.plan.parts(leaves)
         return self._partial(leaves, wanted)
+
+    def _plain(self, gradient: Any) -> list[Any] | None:
+        """Return the leaves of a gradient of NumPy arrays that is like the parameters.
+
+        What `_checked` does for all others, with errors that say what is wrong.
+        """
+        if type(gradient) is np.ndarray:
+            leaves, treedef = [gradient], self.treedef if self.treedef.is_leaf() else None
+        else:
+            leaves, treedef = optree.tree_flatten(
+                gradient, none_is_leaf=True, namespace=NAMESPACE
+            )
+        if treedef != self.treedef:
+            return None
+        for leaf, (shape, dtype) in zip(leaves, self._likes, strict=True):
+            if type(leaf) is not np.ndarray or leaf.dtype != dtype or leaf.shape != shape:
+                return None
+        return leaves
 
     def _partial(self, leaves: Sequence[Any], wanted: Sequence[_Wanted]) -> list[list[Any]]:
         found: list[list[Any]] = [[None] * len(pieces) for pieces in self.plan.pieces]
@@ -278,13 +301,19 @@ def _only(arrays: Sequence[Any]) -> Any:
 
 
 _DICTS = (OrderedDict, defaultdict)
+_FEW = (
+    4096  # numbers, of which a scalar product is the quickest look; for more it takes threads
+)
 
 
 def _finite(array: Any) -> bool:
     """Tell whether all numbers are finite; a sum finds what is not, but may overflow."""
+    if array.size <= _FEW and array.flags.c_contiguous:
+        flat = array.reshape(-1)
+        return math.isfinite(flat.dot(flat)) or bool(np.isfinite(array).all())
     with np.errstate(over="ignore", invalid="ignore"):
         total = array.sum()
-    return bool(np.isfinite(total)) or bool(np.isfinite(array).all())
+    return math.isfinite(total) or bool(np.isfinite(array).all())
 
 
 def _odd(array: Any) -> str:
