@@ -60,6 +60,10 @@ def describe(
     for index, role in enumerate(program.roles):
         lines.append((f"role {index}", f"{role.label}, replicas {role.replicas!r}"))
     lines.extend((f"placement of {unit.label}", repr(unit.placement)) for unit in program.units)
+    for topic in program.topics:
+        codec = f"encode {describer.text(topic.encode)}, decode {describer.text(topic.decode)}"
+        text = f"{topic.name!r}, {topic.policy!r}, deliver {topic.deliver!r}, {codec}"
+        lines.append((f"topic {topic.number}", text))
     for role in program.roles:
         for number, member in enumerate(role.members):
             where = role.label if len(role.members) == 1 else f"{role.label} (part {number})"

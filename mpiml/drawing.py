@@ -4,6 +4,7 @@ from typing import Protocol
 
 from mpiml.graph import Role, Unit
 from mpiml.handles import Handle, Reference
+from mpiml.topics.graph import ALL, End, Topic, ends_of_role
 
 __all__ = ["mermaid", "tree"]
 
@@ -16,6 +17,9 @@ class _Program(Protocol):
 
     @property
     def units(self) -> list[Unit]: ...
+
+    @property
+    def topics(self) -> list[Topic]: ...
 
     def references(self, role_index: int) -> list[tuple[str, Reference]]: ...
 
@@ -33,6 +37,11 @@ def tree(program: _Program) -> str:
             place = _place(unit) if role.label == unit.label else ""
             lines.append(f"{pad}{_times(role.label, role.replicas)}  {_what(role)}{place}")
             lines.extend(f"{pad}  {role.label} -> {name}" for name in _targets(program, index))
+            for end in ends_of_role(role):
+                arrow = "->" if end.publishes else "<-"
+                text = f"{pad}  {role.label} {arrow} {end.topic!r}{_source(end)}"
+                lines.extend([text] if text not in lines else [])
+    lines.extend(f"  {topic!r}  {_way(topic)}" for topic in program.topics)
     return "\n".join(lines)
 
 
@@ -57,7 +66,35 @@ def mermaid(program: _Program) -> str:
         for target, names in found.items():
             part = "" if program.roles[target].label in names else "|some|"
             lines.append(f"    r{index} -->{part} r{target}")
+    for topic in program.topics:
+        text = f"{_escape(topic.name)}<br/>{_escape(_way(topic))}"
+        lines.append(f'    t{topic.number}(["{text}"])')
+    for index, role in enumerate(program.roles):
+        edges = [_edge(index, end) for end in ends_of_role(role)]
+        lines.extend(dict.fromkeys(edges))
     return "\n".join(lines)
+
+
+def _edge(role_index: int, end: End) -> str:
+    if end.publishes:
+        return f"    r{role_index} --> t{end.topic.number}"
+    part = f'|"{_escape(_source(end).strip())}"|' if end.source is not None else ""
+    return f"    t{end.topic.number} -->{part} r{role_index}"
+
+
+def _source(end: End) -> str:
+    """Return whom a subscriber hears, where it is not everybody."""
+    if end.source is None:
+        return ""
+    name = getattr(end.source, "__name__", "function") if callable(end.source) else end.source
+    return f" of {name}" if callable(end.source) else f" of {name!r}"
+
+
+def _way(topic: Topic) -> str:
+    """Return the policy of a topic, and what else is not the usual."""
+    codec = [what for what in ("encode", "decode") if getattr(topic, what) is not None]
+    extra = [] if topic.deliver == ALL else [topic.deliver]
+    return ", ".join([str(topic.policy), *extra, *codec])
 
 
 def _targets(program: _Program, role_index: int) -> list[str]:

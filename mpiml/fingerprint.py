@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Any, Final
 
 from mpiml.handles import Deferred, Handle, HandleSequence
+from mpiml.topics.graph import End
 
 __all__ = ["Describer", "own_path", "sha256"]
 
@@ -126,7 +127,14 @@ class Describer:
             items = sorted([f"{text(key)}: {text(item)}" for key, item in value.items()])
             return f"{_type(value)}{{{', '.join(items)}}}"
         if isinstance(value, Deferred):
+            if value.args and isinstance(value.args[0], End):
+                return text(value.args[0])
             return f"Deferred({text(value.cls)}, {text(value.args)}, {text(value.kwargs)})"
+        if isinstance(value, End):
+            what = (
+                "publisher" if value.publishes else f"subscriber, source {text(value.source)}"
+            )
+            return f"{value.topic!r}: {what}"
         if isinstance(value, types.ModuleType):
             return f"module {value.__name__}"
         if hasattr(type(value), "__dataclass_fields__"):

@@ -53,6 +53,11 @@ class Program:
             for label, roles in self._units
         ]
 
+    @property
+    def topics(self) -> list[Topic]:
+        """The topics, in the order they were made."""
+        return list(self._topics.values())
+
     @contextmanager
     def group(self, label: str) -> Iterator[None]:
         """Let the nodes added inside share `label`: one role, indices counting up.
@@ -206,7 +211,7 @@ class Program:
         where = f"Program {self.name!r}"
         vertices = graph.expand(self.roles, self.units, replicas_per_unit, where)
         checks.check_indices(self, replicas_per_unit)
-        subscriptions(vertices)  # says what is wrong with topics
+        subscriptions(vertices, self.topics)  # says what is wrong with them
         return vertices
 
     def references(self, role_index: int) -> list[tuple[str, Reference]]:

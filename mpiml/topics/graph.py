@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from mpiml.errors import UsageError
-from mpiml.graph import Vertex, arguments
+from mpiml.graph import Role, Vertex, arguments
 from mpiml.handles import walk
 from mpiml.references import Deferred
 from mpiml.scope import current_scope
@@ -24,6 +24,7 @@ __all__ = [
     "Topic",
     "chosen",
     "ends_in",
+    "ends_of_role",
     "subscriptions",
 ]
 
@@ -134,14 +135,29 @@ def ends_in(vertices: Sequence[Vertex]) -> Iterator[tuple[Vertex, int, End]]:
     for vertex in vertices:
         ends = found.get(id(vertex.node))
         if ends is None:
-            ends = found[id(vertex.node)] = [
-                value
-                for root, argument in arguments(vertex.node)
-                for _, value in walk(argument, root)
-                if type(value) is End
-            ]
+            ends = found[id(vertex.node)] = _ends_of(vertex.node)
         for place, end in enumerate(dict.fromkeys(ends)):
             yield vertex, place, end
+
+
+def ends_of_role(role: Role) -> list[End]:
+    """Return the ends in the arguments of a role, each once, in their order."""
+    ends = [end for member in role.members for end in _ends_of(member.node)]
+    return list(dict.fromkeys(ends))
+
+
+def _ends_of(node: Any) -> list[End]:
+    found = []
+    for root, argument in arguments(node):
+        for path, value in walk(argument, root):
+            if type(value) is End:
+                found.append(value)
+            elif type(value) is Topic:
+                raise UsageError(
+                    f"{node!r}: {path}: expected an end of {value!r}, got the topic itself. Pass "
+                    "topic.publisher() or topic.subscriber()."
+                )
+    return found
 
 
 class Subscription(NamedTuple):
@@ -154,20 +170,33 @@ class Subscription(NamedTuple):
 
 
 def subscriptions(
-    vertices: Sequence[Vertex],
+    vertices: Sequence[Vertex], own: Collection[Topic] | None = None
 ) -> dict[int, tuple[list[int], list[Subscription]]]:
     """Return, by the number of each topic, its publishers and its subscriptions.
+
+    Parameters
+    ----------
+    vertices : sequence of Vertex
+        All nodes of a program.
+    own : collection of Topic, optional
+        The topics of the program, to check that there are no others.
 
     Raises
     ------
     UsageError
-        A topic has no publisher, or no subscriber; a subscriber hears nobody.
+        A topic has no publisher, or no subscriber, or is of another program; a subscriber hears
+        nobody.
     """
     topics: dict[int, Topic] = {}
     publishers: dict[int, list[int]] = {}
     hearing: dict[int, list[tuple[Vertex, int, End]]] = {}
     for vertex, place, end in ends_in(vertices):
         number = end.topic.number
+        if own is not None and end.topic not in own:
+            raise UsageError(
+                f"{vertex.role}/{vertex.index}: {end!r}: expected a topic of the same program, got "
+                "one of another. Make it with the `topic` of the program that the node is added to."
+            )
         topics[number] = end.topic
         if not end.publishes:
             hearing.setdefault(number, []).append((vertex, place, end))
@@ -177,9 +206,12 @@ def subscriptions(
     for number, topic in topics.items():
         for what, there in (("publisher", publishers), ("subscriber", hearing)):
             if number not in there:
+                here = publishers.get(number) or [v.id for v, _, _ in hearing[number]]
+                other = "subscriber" if what == "publisher" else "publisher"
                 raise UsageError(
-                    f"{topic!r}: no node has its {what}(). Pass topic.{what}() as an argument of "
-                    "the node that needs it."
+                    f"{topic!r}: {_named([vertices[i] for i in here])} has its {other}(), and no "
+                    f"node its {what}(). Pass topic.{what}() as an argument of the node that needs "
+                    "it, or leave the topic out."
                 )
         spoken = [vertices[i] for i in publishers[number]]
         found[number] = (
@@ -198,28 +230,41 @@ def _heard(end: End, vertex: Vertex, publishers: Sequence[Vertex]) -> tuple[int,
     who = f"{vertex.role}/{vertex.index}"
     if callable(source):
         source = source(vertex.index, vertex.replicas)
-    heard = publishers if source is None else chosen(source, publishers, f"{end!r} of {who}")
+    heard = (
+        publishers if end.source is None else chosen(source, publishers, f"{end!r} of {who}")
+    )
     if not heard:
-        there = ", ".join(f"{p.role}/{p.index}" for p in publishers)
+        there = _named(publishers)
         raise UsageError(
             f"{end!r} of {who}: hears nobody ({source!r}). Publishers are {there}."
         )
     return tuple(p.id for p in heard)
 
 
+def _named(vertices: Sequence[Vertex]) -> str:
+    """Return the names of some nodes; of many only the first."""
+    names = [f"{v.role}/{v.index}" for v in vertices]
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
 def chosen(which: Any, among: Sequence[Vertex], where: str) -> list[Vertex]:
     """Return those of some nodes that a label, an index, or several of these mean.
+
+    Of several indices some may mean nobody: the ends of a line have one neighbour.
 
     Raises
     ------
     UsageError
-        It is something else.
+        It is something else, or one of several labels means nobody.
     """
     if isinstance(which, str):
         return [v for v in among if v.role == which]
     if isinstance(which, int) and not isinstance(which, bool):
         return [v for v in among if v.index == which]
     if isinstance(which, Collection):
+        unknown = {one for one in which if isinstance(one, str)} - {v.role for v in among}
+        if unknown:
+            raise UsageError(f"{where}: {min(unknown)!r} is none of {_named(among)}")
         ids = {v.id for one in which for v in chosen(one, among, where)}
         return [v for v in among if v.id in ids]
     raise UsageError(f"{where}: expected a label, an index, or several, got {which!r}")

@@ -154,6 +154,9 @@ def test_no_byte_goes_to_who_did_not_choose(mode):
         before = engine.counts()[0]
         publisher.put(1, to="a")
         assert engine.counts()[0] - before <= 1
+        for nobody in ("c", 1, -1, [], [3, 2], ["a", "c"], lambda i, n: 7):
+            with pytest.raises(mpiml.UsageError, match=r"put\(\) of talk/0: to: "):
+                publisher.put(2, to=nobody)
         with pytest.raises(mpiml.UsageError, match=r"expected one of a/0, b/0, got 'c'"):
             publisher.put(2, to="c")
 
@@ -290,6 +293,34 @@ def test_a_stop_ends_waits_for_room_and_for_messages(mode):
     run(mode, build)
 
 
+def twice(name):
+    program = mpiml.Program("twice")
+    program.topic(name)
+    program.topic(name)
+
+
+def foreign():
+    other, program = mpiml.Program("other"), mpiml.Program("program")
+    own, topic = program.topic("x"), other.topic("y")
+    node = mpiml.PyNode(print, own.publisher(), own.subscriber(), topic.publisher())
+    program.add_node(node, label="use")
+    mpiml.launch(program)
+
+
+def whole():
+    program = mpiml.Program("whole")
+    program.add_node(mpiml.PyNode(print, program.topic("x")), label="use")
+    mpiml.launch(program)
+
+
+def sourced(source):
+    program = mpiml.Program("sourced")
+    topic = program.topic("x")
+    program.add_node(mpiml.PyNode(say, topic.publisher(), 1), label="say")
+    program.add_node(mpiml.PyNode(hear, topic.subscriber(source)), label="hear")
+    mpiml.launch(program)
+
+
 def broken(what):
     program = mpiml.Program("broken")
     topic = program.topic("x")
@@ -302,8 +333,39 @@ def broken(what):
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: broken(["publisher"]), r"topic 'x': no node has its subscriber\(\)"),
-        (lambda: broken(["subscriber"]), r"topic 'x': no node has its publisher\(\)"),
+        (
+            lambda: broken(["publisher"]),
+            r"topic 'x': publisher/0 has its publisher\(\), and no node its subscriber\(\). Pass",
+        ),
+        (
+            lambda: broken(["subscriber"]),
+            r"topic 'x': subscriber/0 has its subscriber\(\), and no node its publisher\(\). Pass",
+        ),
+        (lambda: twice("x"), "topic 'x': expected a name of its own, got 'x'"),
+        (lambda: twice(3), "topic 3: expected a name of its own, got 3"),
+        (lambda: mpiml.Keep(0), "Keep: n: expected a whole number >= 1, got 0"),
+        (lambda: mpiml.Keep(-2), "Keep: n: expected a whole number >= 1, got -2"),
+        (lambda: mpiml.Keep(2.5), "Keep: n: expected a whole number >= 1, got 2.5"),
+        (
+            lambda: mpiml.Keep(2, on_full="drop"),
+            "on_full: expected 'block' or 'drop_oldest', got 'drop'",
+        ),
+        (
+            lambda: foreign(),
+            r"use/0: topic 'y'.publisher\(\): expected a topic of the same program",
+        ),
+        (
+            lambda: whole(),
+            r"PyNode\(print\): argument 0: expected an end of topic 'x', got the topic",
+        ),
+        (
+            lambda: sourced(lambda i, n: None),
+            "expected a label, an index, or several, got None",
+        ),
+        (lambda: sourced(lambda i, n: n), r"of hear/0: hears nobody \(1\).* say/0"),
+        (lambda: sourced(lambda i, n: []), r"of hear/0: hears nobody \(\[\]\).* say/0"),
+        (lambda: sourced(lambda i, n: ["say", "no"]), "'no' is none of say/0"),
+        (lambda: sourced(-1), r"of hear/0: hears nobody \(-1\).* say/0"),
         (lambda: mpiml.Program("p").topic("x", "newest"), "policy: expected 'latest' or"),
         (lambda: mpiml.Program("p").topic("x", deliver="one"), "deliver: expected 'all' or"),
         (lambda: mpiml.Program("p").topic("x", encode=3), "encode: expected a function, got 3"),
