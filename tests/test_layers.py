@@ -330,6 +330,7 @@ FLOORS = {
             "mpiml.bench.rpc_busy",
             "mpiml.bench.rpc_calls",
             "mpiml.bench.rpc_crowd",
+            "mpiml.bench.rpc_group",
             "mpiml.bench.spawn",
             "mpiml.bench.peers.charm4py_chare",
             "mpiml.bench.peers.dask_actor",

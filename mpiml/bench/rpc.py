@@ -1,4 +1,4 @@
-"""Calls: one after the other, in flight, to a service that computes, and from a crowd."""
+"""Calls: one after the other, in flight, to a service that computes, from a crowd, to a group."""
 
 from typing import Any
 
@@ -28,6 +28,10 @@ CROWD = {
     False: {"rounds": 5, "seconds": 2.0, "warm_s": 0.5},
     True: {"rounds": 1, "seconds": 0.3, "warm_s": 0.2},
 }
+GROUP = {
+    False: {"nbytes": 1 << 20, "repeats": 50},
+    True: {"nbytes": 1 << 20, "repeats": 3},
+}
 KINDS = {
     "matmul": "NumPy products",
     "elementwise": "NumPy, element-wise",
@@ -48,6 +52,7 @@ def measure(options: Options, ranks: Ranks) -> tuple[list[Row], list[str]]:
         plan = BUSY[options.quick] | {"kind": kind}
         rows += _busy(kind, title, ranks.scenario("rpc_busy:busy", 2, plan))
     rows += _crowd(many, options, ranks)
+    rows += _group(many - 1, ranks.scenario("rpc_group:group", many, GROUP[options.quick]))
     return rows, [
         "Small calls are timed ten at a time, all others one by one.",
         "run(): its speed is a share of that of the same loop in the same process with no "
@@ -117,4 +122,20 @@ def _crowd(many: int, options: Options, ranks: Ranks) -> list[Row]:
             at_least(few, "/s", ">= with 2 clients"),
         ),
         figure("crowd_least", "  calls of the least served client", "calls", least, len(calls)),
+    ]  # fmt: skip
+
+
+def _group(replicas: int, found: dict[str, Any]) -> list[Row]:
+    """Compare the sum of all replicas' arrays by the caller with that by `reduced`."""
+    return [
+        sampled(
+            "group_gathered", f"1 MiB of {replicas} replicas: gathered, summed", "ms",
+            found["gathered"],
+        ),
+        sampled("group_reduced", '  the same by reduced("sum")', "ms", found["reduced"]),
+        figure("group_gathered_bytes", "  received when gathered", "MiB", found["gathered_bytes"]),
+        figure(
+            "group_reduced_bytes", "  received by reduced", "MiB", found["reduced_bytes"], 1,
+            at_most(1.001, "MiB"),
+        ),
     ]  # fmt: skip

@@ -34,6 +34,7 @@ ROWS = {
         *(f"busy_{kind}{end}" for kind in ("matmul", "elementwise", "python") for end in BUSY),
         *("crowd_raw", "crowd", "crowd_max", "crowd_raw_max"),
         *("crowd_few_rate", "crowd_rate", "crowd_least"),
+        *(f"group_{way}{end}" for way in ("gathered", "reduced") for end in ("", "_bytes")),
     },
     "pubsub": {
         *("raw_small", "small", "small_latest", "raw_rate", "rate", "raw_fan_out", "fan_out"),
@@ -82,7 +83,7 @@ HOST_GOALS = {"allreduce": 1, "onesided": 4}
 GOALS = {
     "allreduce": 29,
     "neighbors": 10,
-    "rpc": 16,
+    "rpc": 17,
     "pubsub": 7,
     "arrays": 4,
     "onesided": 8,
