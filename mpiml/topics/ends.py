@@ -47,12 +47,13 @@ class Publisher:
         Returns
         -------
         dict of str to int
-            ``"sent"`` and ``"bytes"``: messages that have left, and what they held.
-            ``"waiting"``: messages for subscribers that are behind. ``"dropped"``,
+            ``"put"``: calls of `put`. ``"sent"`` and ``"bytes"``: messages that have left, and what
+            they held; one for several subscribers counts for each. ``"waiting"``: messages for subscribers that are behind. ``"dropped"``,
             ``"undelivered"``: as the attributes.
         """
         links = self._outgoing.links
         return {
+            "put": self._outgoing.count,
             "sent": sum(link.sent for link in links),
             "bytes": sum(link.bytes for link in links),
             "waiting": sum(link.outbox.waiting for link in links),

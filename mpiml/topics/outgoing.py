@@ -135,6 +135,7 @@ class Outgoing:
         self.vertex = vertex
         self.links = links
         self.lock = threading.Lock()
+        self.count = 0  # messages that were put
         self.undelivered = 0  # messages for subscribers that have left
         self.ended = False
         self.late = False  # what is put after the end is counted, and no error
@@ -157,6 +158,7 @@ class Outgoing:
                     wait.ready = False
                     self._waiting.append(wait)
                 return False
+            self.count += 1
             self.undelivered += len(links) - len(there)
             load = _Load(next(self._serials), packed, size, size >= SHARED)
             for link in there:

@@ -32,7 +32,7 @@ def test_statistics_say_what_has_become_of_each_message(mode):
     if result(mode, found, "talk") is not None:
         put, got = found["talk"][0], found["take"][0]
         size = put.pop("bytes")
-        assert put == {"sent": 100, "waiting": 0, "dropped": 0, "undelivered": 0}
+        assert put == {"put": 100, "sent": 100, "waiting": 0, "dropped": 0, "undelivered": 0}
         assert size == got.pop("bytes")
         assert 100_000 <= size < 120_000
         assert got == {"received": 100, "waiting": 0, "dropped": 0}
