@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
+
 from mpiml.errors import ServiceGoneError, UsageError
 from mpiml.payload import SNAPSHOT, give, pack_call
 from mpiml.roles.parameter_server.holding import Hold, workers_of
@@ -239,12 +241,12 @@ class ParameterClient:
         self._check_worker(call)
         tree, _ = self._open()
         parts = tree.gradients(gradient, names, indices, call, self._settings.nonfinite)
-        if (
-            parts is None
-            or self._filters is not None
-            or names is not None
-            or indices is not None
-        ):
+        if parts is None or self._filters is not None:
+            return parts
+        encode = self._settings.encode
+        if encode is not None:
+            return [[_encoded(part, encode) for part in some] for some in parts]
+        if names is not None or indices is not None:
             return parts
         return [tree.plan.message(shard, part) for shard, part in enumerate(parts)]
 
@@ -337,6 +339,11 @@ class _Futures:
             future = client._shards[0].futures.clock(client._worker)
             client._sent.append((future, True))
         return future
+
+
+def _encoded(part: Any, encode: Any) -> Any:
+    """Return what the user's codec makes of an array; rows go as they are."""
+    return encode(part) if isinstance(part, np.ndarray) else part
 
 
 def _itself(value: Any) -> Any:

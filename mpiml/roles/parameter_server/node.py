@@ -68,6 +68,10 @@ class ParameterServerNode(ServiceNode):
         ``"drop"``, and count.
     push_filters, pull_filters : sequence of `mpiml.filters`
         What is left out of messages, or made smaller, in this order.
+    encode, decode : function, optional
+        A codec of gradients: what a worker makes of each array before it is sent, flat and of what
+        one server holds; and what the server makes of that, an array again. Not together with
+        `push_filters`.
 
     Raises
     ------
@@ -90,6 +94,8 @@ class ParameterServerNode(ServiceNode):
         nonfinite: str = "raise",
         push_filters: Iterable[Any] = (),
         pull_filters: Iterable[Any] = (),
+        encode: Callable[[Any], Any] | None = None,
+        decode: Callable[[Any], Any] | None = None,
     ) -> None:
         where = "ParameterServerNode"
         if not isinstance(optimizer, Optimizer) and not callable(optimizer):
@@ -106,6 +112,15 @@ class ParameterServerNode(ServiceNode):
             raise UsageError(
                 f"{where}: nonfinite: expected 'raise' or 'drop', got {nonfinite!r}"
             )
+        push_filters = tuple(push_filters)
+        if (encode is None) != (decode is None) or (encode is not None and push_filters):
+            raise UsageError(
+                f"{where}: expected encode and decode together and without push_filters, got "
+                f"encode={encode!r}, decode={decode!r}, push_filters={push_filters!r}"
+            )
+        for what, codec in (("encode", encode), ("decode", decode)):
+            if codec is not None and not callable(codec):
+                raise UsageError(f"{where}: {what}: expected a function, got {codec!r}")
         self.settings = Settings(
             init,
             optimizer,
@@ -114,6 +129,8 @@ class ParameterServerNode(ServiceNode):
             nonfinite,
             _filters(push_filters, where, False),
             _filters(pull_filters, where, True),
+            encode,
+            decode,
         )
         super().__init__(Shard, self.settings)
 

@@ -56,6 +56,7 @@ class Part:
         self._compensate = _compensation(settings.consistency)
         self._then: dict[int, tuple[int, Any]] = {}  # what each worker has pulled last
         self._filters = filters
+        self._decode = settings.decode
 
     def _moved(self, memory: Any) -> None:
         """Put the arrays into new memory; it has their values, but the first time."""
@@ -85,6 +86,8 @@ class Part:
             gradient = self._filters.decode(worker, message)
         else:
             gradient = self._plan.received(self._shard, message)
+            if self._decode is not None:
+                gradient = [_decoded(part, self._decode) for part in gradient]
         self._store.check(gradient)
         return gradient
 
@@ -158,6 +161,11 @@ class Part:
             self.memory.end()
         self.memory.restart(self.version)
         self._then.clear()
+
+
+def _decoded(part: Any, decode: Any) -> Any:
+    """Return what the user's codec makes of what it has made of an array."""
+    return part if part is None or isinstance(part, Sparse) else decode(part)
 
 
 def _compensation(consistency: Consistency) -> float:

@@ -17,3 +17,5 @@ class Settings(NamedTuple):
     nonfinite: str
     push_filters: tuple[Any, ...]
     pull_filters: tuple[Any, ...]
+    encode: Any
+    decode: Any
