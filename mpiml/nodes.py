@@ -67,6 +67,13 @@ class Node:
         """Return what `add_node` returns for it, where the handles are `reference`."""
         return reference
 
+    def client_of(self, clients: Any, node: Any) -> Any:
+        """Return what code of `node` gets that asks for the clients of this one by its label.
+
+        None stands for code around the program.
+        """
+        return clients
+
     def configure(self, *args: Any, **kwargs: Any) -> None:
         """Replace the arguments, once, before launch: so two nodes may hold each other.
 

@@ -19,7 +19,7 @@ from mpiml.roles.parameter_server.tree import TreeParts
 from mpiml.scope import Scope, current_scope
 from mpiml.target import Reply
 
-__all__ = ["ParameterClient", "open_client"]
+__all__ = ["ParameterClient", "client_of", "open_client"]
 
 
 class ParameterClient:
@@ -363,13 +363,30 @@ def open_client(shards: Sequence[Any], hold: Hold) -> ParameterClient:
     """
     scope = current_scope()
     assert scope is not None
-    node = scope.owner
-    worker = None
-    if not hold.reads:
-        worker = workers_of(node.runtime.vertices, hold.node)[node.vertex]
+    return _client(shards, hold.node, scope.owner, hold.reads)
+
+
+def client_of(shards: Sequence[Any], server: Any, node: Any) -> ParameterClient:
+    """Return the client of a node, which only reads unless the node holds the handle. Local.
+
+    `node` is None for code around the program, which reads.
+    """
+    if node is None:
+        return ParameterClient(shards, _Outside(), None, server.settings)
+    workers = workers_of(node.runtime.vertices, server)
+    return _client(shards, server, node, node.vertex not in workers)
+
+
+class _Outside:
+    """Stands for a node where there is none."""
+
+    vertex, title = -1, "the code around the program"
+
+
+def _client(shards: Sequence[Any], server: Any, node: Any, reads: bool) -> ParameterClient:
+    worker = None if reads else workers_of(node.runtime.vertices, server)[node.vertex]
     with _making:
         known = _CLIENTS.setdefault(node, {})
-        key = id(hold.node), hold.reads
-        if key not in known:
-            known[key] = ParameterClient(shards, node, worker, hold.node.settings)
-        return known[key]
+        if (id(server), reads) not in known:
+            known[id(server), reads] = ParameterClient(shards, node, worker, server.settings)
+        return known[id(server), reads]

@@ -8,7 +8,7 @@ from mpiml.errors import UsageError
 from mpiml.nodes import ServiceNode
 from mpiml.optim import Optimizer
 from mpiml.references import Deferred, HandleSequence
-from mpiml.roles.parameter_server.client import open_client
+from mpiml.roles.parameter_server.client import ParameterClient, client_of, open_client
 from mpiml.roles.parameter_server.holding import Hold
 from mpiml.roles.parameter_server.settings import Settings
 from mpiml.roles.parameter_server.shard import Shard
@@ -142,6 +142,10 @@ class ParameterServerNode(ServiceNode):
     def seen_as(self, reference: Any) -> ParameterHandle:
         """Return the handle of all shards together."""
         return ParameterHandle(reference, Hold(self, False))
+
+    def client_of(self, clients: Any, node: Any) -> ParameterClient:
+        """Return the client that `node` has, or one that only reads."""
+        return client_of(clients, self, node)
 
     def configure(self, *args: Any, **kwargs: Any) -> None:
         """Refuse: all it needs is given when it is made."""
