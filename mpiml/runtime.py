@@ -132,12 +132,13 @@ class Runtime:
         methods = {"result": None, "done": None}
         return NodeClient(Target(self.engine, source, vertex, rank, title, methods, scope))
 
-    def clients(self, role: str, node: HostedNode | None) -> Client | ClientGroup:
+    def clients(self, role: str, node: HostedNode | None) -> Any:
         """Return the client of a role with one node, or the group of its replicas."""
         chosen = [v for v in self.vertices if v.role == role]
-        if len(chosen) == 1:
+        first = chosen[0].node
+        if len(chosen) == 1 and first.spread is None:
             return self.client(chosen[0].id, node)
-        return ClientGroup([self.client(v.id, node) for v in chosen])
+        return first.client_of(ClientGroup([self.client(v.id, node) for v in chosen]), node)
 
     def first_of(self, spec: Vertex) -> tuple[int, int]:
         """Return vertex and rank of the first node of a role."""
