@@ -27,6 +27,7 @@ class Publisher:
         self._topic = end.topic
         self._vertices = vertices
         self._scope = current_scope(required=False)
+        self._to_all = self._topic.deliver != ROUND_ROBIN
         self._turns = itertools.count()
         node = vertices[outgoing.vertex]
         self._about = f"{end.topic!r}: put() of {node.role}/{node.index}"
@@ -92,7 +93,11 @@ class Publisher:
                 f"{self._about}: the node has returned, and publishes no more"
             )
         encode = self._topic.encode
-        message = packed(x if encode is None else encode(x))
+        if encode is not None:
+            x = encode(x)
+        if self._to_all and self._outgoing.put_plain(links, x):
+            return
+        message = packed(x)
         wait: Wait | None = None
         while True:
             groups = self._groups(links)
@@ -105,7 +110,7 @@ class Publisher:
 
     def _groups(self, links: Sequence[Link]) -> list[Sequence[Link]]:
         """Return what the message may go to: the first of these that has room."""
-        if self._topic.deliver != ROUND_ROBIN:
+        if self._to_all:
             return [links]
         there = [link for link in links if not link.gone] or list(links)
         first = next(self._turns) % len(there)

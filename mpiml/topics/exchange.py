@@ -50,6 +50,7 @@ class Topics:
         self._host_of = host_of
         self._outgoing: dict[tuple[int, int], Outgoing] = {}  # vertex, topic
         self._incoming: dict[tuple[int, int, int], Incoming] = {}  # vertex, topic, place
+        self._at: dict[int, Incoming] = {}  # those, by vertex and `aux` in one number
         self._places: dict[tuple[int, int], int] = {}  # vertex, id of an end
         self.publishers: set[int] = set()  # on all ranks
         for number, (publishers, subscribers) in subscriptions(vertices).items():
@@ -65,9 +66,9 @@ class Topics:
                         links[p].append(Link(each.vertex, ranks[each.vertex], aux, outbox))
                 if ranks[each.vertex] == engine.rank:
                     self._places[each.vertex, id(each.end)] = each.place
-                    self._incoming[each.vertex, number, each.place] = Incoming(
-                        engine, each, [ranks[p] for p in each.publishers], aux
-                    )
+                    incoming = Incoming(engine, each, [ranks[p] for p in each.publishers], aux)
+                    self._incoming[each.vertex, number, each.place] = incoming
+                    self._at[each.vertex << 32 | aux] = incoming
             for p, own_links in links.items():
                 connect(own_links, engine.rank, host_of)
                 self._outgoing[p, number] = Outgoing(engine, p, own_links, host_of)
@@ -99,7 +100,8 @@ class Topics:
         if frame[7]:
             self._deal(frame, buffers)
         else:
-            self._at(frame.target, frame.aux).on_message(frame[3], frame[5], (frame, buffers))
+            incoming = self._at[frame[4] << 32 | frame[6]]
+            incoming.on_message(frame[3], frame[5], (frame, buffers))
 
     def _deal(self, frame: Frame, buffers: Sequence[Any]) -> None:
         """Take in a message that lists those it is for, and pass it on to the others."""
@@ -117,16 +119,13 @@ class Topics:
         shared = Shared(frame, buffers, claims)
         for entry in entries:
             if entry.rank == engine.rank:
-                incoming = self._at(entry.vertex, entry.aux)
+                incoming = self._at[entry.vertex << 32 | entry.aux]
                 incoming.on_message(frame.source, entry.number, shared, entry.turn)
 
     def _on_end(self, rank: int, frame: Frame, buffers: Sequence[Any]) -> None:
         turn = listed(frame.name)[0].turn if frame.name else 0
-        incoming = self._at(frame.target, frame.aux)
+        incoming = self._at[frame.target << 32 | frame.aux]
         incoming.on_end(frame.source, frame.id, bool(frame.encoding), turn)
-
-    def _at(self, vertex: int, aux: int) -> Incoming:
-        return self._incoming[vertex, aux >> 16, aux & 0xFFFF]
 
     def _on_ack(self, rank: int, frame: Frame, buffers: Sequence[Any]) -> None:
         settled = int(bytes(frame.body) or b"0")

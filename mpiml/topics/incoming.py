@@ -10,7 +10,7 @@ from typing import Any
 from mpiml.payload_memory import copied
 from mpiml.topics.graph import Subscription
 from mpiml.topics.queues import Inbox, Order, Taken
-from mpiml.wire import TOPIC_ACK, Frame
+from mpiml.wire import TOPIC_ACK, Frame, join
 
 __all__ = ["Incoming", "Message", "Shared"]
 
@@ -78,6 +78,7 @@ class Incoming:
         self._aux = aux
         self._links = {vertex: i for i, vertex in enumerate(self.publishers)}
         self._orders: dict[int, Order] = {}
+        self._frames: dict[tuple[int, int], bytes] = {}  # acknowledgements
         self._lock = threading.Lock()
         self._watchers: list[Callable[[], None]] = []
 
@@ -93,8 +94,13 @@ class Incoming:
                 return
             else:
                 acks = self.inbox.arrive(link, number, message)
-        self._tell(link, acks)
-        self._signal()
+            watchers = self._watchers
+            if watchers:
+                self._watchers = []
+        for watcher in watchers:
+            watcher()
+        if acks:
+            self._tell(link, acks)
 
     def on_end(self, publisher: int, number: int, cut: bool, turn: int = 0) -> None:
         """Take in that a publisher has put its last message, or was cut short."""
@@ -124,6 +130,8 @@ class Incoming:
 
     def take(self) -> Taken | None:
         """Return the next message, if there is one: its frame and buffers, the node's own."""
+        if not self.inbox.count:
+            return None
         with self._lock:
             found = self.inbox.take()
             if found is None:
@@ -135,20 +143,20 @@ class Incoming:
             message = message.take()
             taken = taken._replace(message=message)
         frame, buffers = message
-        self.bytes += len(frame.body) + sum(map(len, buffers))
-        self._tell(taken.link, acks)
+        self.bytes += len(frame[8]) + sum(map(len, buffers)) if buffers else len(frame[8])
+        if acks:
+            self._tell(taken[0], acks)
         return taken
 
     @property
     def over(self) -> bool:
         """Whether nothing is left, and nothing will come."""
-        with self._lock:
-            return self.inbox.over
+        return self.inbox.over  # without the lock: once it is true, it stays
 
     def watch(self, watcher: Callable[[], None]) -> None:
         """Call `watcher`, which must not wait, once something has come; at once if it has."""
         with self._lock:
-            if not len(self.inbox) and not self.inbox.over:
+            if not self.inbox.count and not self.inbox.over:
                 self._watchers.append(watcher)
                 return
         watcher()
@@ -162,8 +170,20 @@ class Incoming:
             self._transmit(link, 0, b"%d" % number)
 
     def _tell(self, link: int, acks: int) -> None:
-        if acks:
+        if not acks:
+            return
+        rank = self._ranks[link]
+        engine = self.engine
+        if rank == engine.rank:
             self._transmit(link, acks)
+            return
+        frame = self._frames.get((link, acks))
+        if frame is None:  # nearly always as many as the time before
+            vertex, publisher = self.subscription.vertex, self.publishers[link]
+            frame = join(TOPIC_ACK, vertex, publisher, acks, self._aux)
+            self._frames[link, acks] = frame
+        engine.note_sent()
+        engine.link.send(rank, frame)
 
     def _transmit(self, link: int, count: int, settled: bytes = b"") -> None:
         self.engine.transmit(

@@ -17,12 +17,14 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from mpiml._native import join_plain
 from mpiml.contents import own
+from mpiml.engine import APART
 from mpiml.payload import SNAPSHOT, Packed, pack
 from mpiml.topics.queues import Outbox
 from mpiml.topics.tree import Entry, joined, split
 from mpiml.waits import Wait
-from mpiml.wire import TOPIC, TOPIC_END
+from mpiml.wire import HEADER, TOPIC, TOPIC_END
 
 __all__ = ["SHARED", "Link", "Outgoing", "connect", "packed"]
 
@@ -142,11 +144,43 @@ class Outgoing:
         self._cut = False
         self._host_of = host_of
         self._grouped = any(link.mates for link in links)
+        self._simple = all(link.rank != engine.rank and not link.ordered for link in links)
         self._serials = itertools.count()
         self._by_aux = {(link.vertex, link.aux): link for link in links}
         self._waiting: list[Wait] = []
         self._ready: deque[Callable[[], None]] = deque()  # frames to be sent, in this order
         self._sending = threading.Lock()
+
+    def put_plain(self, links: Sequence[Link], value: Any) -> bool:
+        """Send a small plain value on some links, if it needs nothing else; False where it does.
+
+        The most frequent case of `put`, which it leaves the rest to.
+        """
+        if not self._simple:
+            return False
+        engine = self.engine
+        with self.lock:
+            if self.ended or self._ready or self._sending.locked():
+                return False
+            messages = []
+            for link in links:
+                number = link.outbox.next_at_once
+                if not number or link.gone:
+                    return False
+                message = join_plain(
+                    TOPIC, 0, self.vertex, link.vertex, number, link.aux, b"", value
+                )
+                if message is None or len(message) >= APART:
+                    return False
+                messages.append((link, message))
+            # under the lock, so that nothing overtakes it; no link to this rank is among them
+            for link, message in messages:
+                link.outbox.sent_at_once()
+                link.sent += 1
+                link.bytes += len(message) - HEADER.size
+                engine.note_sent()
+                engine.link.send(link.rank, message)
+        return True
 
     def put(self, links: Sequence[Link], packed: Packed, wait: Wait | None) -> bool:
         """Send a message on some links; False where one has no room, and `wait` is told of more."""
@@ -182,7 +216,10 @@ class Outgoing:
                 self.undelivered += link.outbox.close() + link.sent - settled
                 # told of the end all the same: a method there may still wait
             else:
-                link.outbox.acknowledged(count)
+                outbox = link.outbox
+                outbox.acknowledged(count)
+                if outbox.idle and not (self._waiting or self._grouped or self.ended):
+                    return
             self._release(link.mates or (link,))
             if self.ended:
                 for each in link.mates or (link,):

@@ -8,9 +8,8 @@ messages have not been acknowledged.
 Pure: messages are opaque.
 """
 
-import heapq
-import itertools
 from collections import deque
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from mpiml.topics.policy import BLOCK, Keep, Policy
@@ -31,6 +30,10 @@ class Taken(NamedTuple):
     link: int
     number: int
     message: Any
+
+
+# Taken(...) takes twice the time
+_new: Callable[[type[Taken], tuple[int, int, Any]], Taken] = tuple.__new__
 
 
 class Outbox:
@@ -90,13 +93,15 @@ class Outbox:
         self.number += 1
         self._waiting.append(Sent(self.number, message))
 
-    def at_once(self) -> int:
-        """Take a message that is sent now, and return its number; 0 where it must wait."""
-        if self._waiting or self._open >= self.window:
-            return 0
+    @property
+    def next_at_once(self) -> int:
+        """The number of a message that would be sent at once; 0 where it would have to wait."""
+        return 0 if self._waiting or self._open >= self.window else self.number + 1
+
+    def sent_at_once(self) -> None:
+        """Note that a message was added and sent, as `next_at_once` allowed."""
         self._open += 1
         self.number += 1
-        return self.number
 
     def send(self) -> Sent:
         """Return the next message, which is sent now."""
@@ -164,30 +169,36 @@ class Inbox:
         self._numbers = [0] * links  # of the last message that has come
         self._arrived = [0] * links  # how many messages have come
         self._owed = [0] * links  # acknowledgements
-        self._order: list[tuple[int, int]] = []  # heap of (arrival, link); old ones too
-        self._arrivals = itertools.count()
+        self._order: deque[tuple[int, int]] = deque()  # (arrival, link), of those dropped too
+        self._arrivals = 0
+        self.count = 0  #: messages that wait here
         self._ended: set[int] = set()
         self.dropped = [0] * links  #: for each link, how many messages were lost
 
     def __len__(self) -> int:
-        return sum(map(len, self._queues))
+        return self.count
 
     @property
     def over(self) -> bool:
         """Whether nothing is left, and nothing will come."""
-        return len(self._ended) == len(self._queues) and not len(self)
+        return len(self._ended) == len(self._queues) and not self.count
 
     def arrive(self, link: int, number: int, message: Any) -> int:
         """Take a message in; return how many of the link to acknowledge now."""
         self.dropped[link] += number - self._numbers[link] - 1
         self._numbers[link] = number
         self._arrived[link] += 1
-        arrival, queue = next(self._arrivals), self._queues[link]
+        arrival, queue = self._arrivals, self._queues[link]
+        self._arrivals += 1
         queue.append((arrival, number, message))
-        heapq.heappush(self._order, (arrival, link))
+        self._order.append((arrival, link))
         if len(queue) > self._n:
             queue.popleft()
             self.dropped[link] += 1
+            if len(self._order) > 2 * self.count + 8:
+                self._forget()
+        else:
+            self.count += 1
         return 0 if self._blocks else self._owe(link)
 
     def end(self, link: int, number: int) -> None:
@@ -203,12 +214,23 @@ class Inbox:
     def take(self) -> tuple[Taken, int] | None:
         """Return the oldest message, and how many of its link to acknowledge; None if none is."""
         while self._order:
-            arrival, link = heapq.heappop(self._order)
+            arrival, link = self._order.popleft()
             queue = self._queues[link]
             if queue and queue[0][0] == arrival:
                 _, number, message = queue.popleft()
-                return Taken(link, number, message), self._owe(link) if self._blocks else 0
+                self.count -= 1
+                taken = _new(Taken, (link, number, message))
+                return taken, self._owe(link) if self._blocks else 0
         return None
+
+    def _forget(self) -> None:
+        """Let go of the places of messages that were dropped."""
+        queues = self._queues
+        self._order = deque(
+            (arrival, link)
+            for arrival, link in self._order
+            if queues[link] and arrival >= queues[link][0][0]
+        )
 
     def _owe(self, link: int) -> int:
         self._owed[link] += 1

@@ -113,6 +113,7 @@ def test_memory_is_bounded_whatever_the_subscriber_does(policy, links, choices):
     for choice in choices:
         link.step(choice)
     assert link.most <= 2 * n * links
+    assert len(link.inbox._order) <= 2 * n * links + 9
     for outbox in link.outboxes:
         assert len(outbox._waiting) <= n
 
@@ -161,8 +162,10 @@ def test_what_goes_at_once_is_what_would_have_been_ready(policy, choices):
                 while outbox.ready:
                     outbox.send()
         elif straight.room:
-            number = straight.at_once()
-            if not number:
+            number = straight.next_at_once
+            if number:
+                straight.sent_at_once()
+            else:
                 straight.add(None)
                 straight.trim()
             through.add(None)
