@@ -269,7 +269,7 @@ class ParameterClient:
                     tree = TreeParts(found)
                     filtered = self._settings.push_filters or self._settings.pull_filters
                     if filtered and self._worker is not None:
-                        from mpiml.roles.parameter_server.filtered import WorkerFilters
+                        from mpiml.roles.parameter_server.filtering.links import WorkerFilters
 
                         self._filters = WorkerFilters(tree.plan, self._worker, self._settings)
                     self._opened = tree, LocalReader.of(found, self._worker, self._settings)

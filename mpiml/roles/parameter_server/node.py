@@ -155,7 +155,7 @@ class ParameterServerNode(ServiceNode):
 def _filters(filters: Iterable[Any], where: str, pull: bool) -> tuple[Any, ...]:
     found = tuple(filters)
     if found:
-        from mpiml.roles.parameter_server.filtering import check_filters
+        from mpiml.roles.parameter_server.filtering.coders import check_filters
 
         check_filters(found, f"{where}: {'pull' if pull else 'push'}_filters", pull)
     return found

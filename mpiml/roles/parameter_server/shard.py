@@ -64,7 +64,7 @@ class Shard:
         here = node.spec.index
         filters = None
         if settings.push_filters or settings.pull_filters:
-            from mpiml.roles.parameter_server.filtered import ServerFilters
+            from mpiml.roles.parameter_server.filtering.links import ServerFilters
 
             filters = ServerFilters(plan, here, settings)
         self._part = Part(

@@ -28,7 +28,7 @@ from mpiml.filters import (
     SignificantlyModified,
     ZeroSuppression,
 )
-from mpiml.roles.parameter_server.filtering import (
+from mpiml.roles.parameter_server.filtering.coders import (
     PullDecoder,
     PullEncoder,
     PushDecoder,

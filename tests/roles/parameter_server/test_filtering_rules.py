@@ -23,7 +23,11 @@ from mpiml.filters import (
     SignificantlyModified,
     ZeroSuppression,
 )
-from mpiml.roles.parameter_server.filtering import PullEncoder, PushEncoder, check_filters
+from mpiml.roles.parameter_server.filtering.coders import (
+    PullEncoder,
+    PushEncoder,
+    check_filters,
+)
 
 ALL = (
     KKT(1, 0.25),

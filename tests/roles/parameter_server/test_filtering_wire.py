@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpiml.errors import UsageError
-from mpiml.roles.parameter_server import filtering_wire
-from mpiml.roles.parameter_server.filtering_wire import Lists, places_nbytes, read, write
+from mpiml.roles.parameter_server.filtering import wire
+from mpiml.roles.parameter_server.filtering.wire import Lists, places_nbytes, read, write
 
 
 @settings(max_examples=60, deadline=None)
@@ -48,7 +48,7 @@ def test_both_ends_keep_the_same_lists(most, sequence):
 
 
 def test_lists_of_one_hash_are_told_apart(monkeypatch):
-    monkeypatch.setattr(filtering_wire, "_hash", lambda places: 7)
+    monkeypatch.setattr(wire, "_hash", lambda places: 7)
     sender, receiver = Lists(2), Lists(2)
     one, other = np.arange(3, dtype=np.uint16), np.arange(1, 4, dtype=np.uint16)
     for places, expected in [

@@ -13,7 +13,7 @@ from mpiml.filters import (
     SignificantlyModified,
     ZeroSuppression,
 )
-from mpiml.roles.parameter_server.filtering_stages import Coder
+from mpiml.roles.parameter_server.filtering.stages import Coder
 
 __all__ = ["check_filters"]
 

@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpiml.filters import Compressed, Filter, KeyCaching, ZeroSuppression
-from mpiml.roles.parameter_server.filtering_rules import check_filters
-from mpiml.roles.parameter_server.filtering_stages import Coder, Stage, nonzero, stages_of
-from mpiml.roles.parameter_server.filtering_wire import (
+from mpiml.roles.parameter_server.filtering.rules import check_filters
+from mpiml.roles.parameter_server.filtering.stages import Coder, Stage, nonzero, stages_of
+from mpiml.roles.parameter_server.filtering.wire import (
     Entries,
     Lists,
     Statistics,

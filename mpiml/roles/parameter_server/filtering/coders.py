@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from mpiml.errors import UsageError
 from mpiml.filters import KKT, Compressed, Filter, RandomSkip, SignificantlyModified
-from mpiml.roles.parameter_server.filtering_ends import Decoder, Encoder
-from mpiml.roles.parameter_server.filtering_rules import check_filters
-from mpiml.roles.parameter_server.filtering_stages import Coder
-from mpiml.roles.parameter_server.filtering_wire import Entries, out_of_step
+from mpiml.roles.parameter_server.filtering.ends import Decoder, Encoder
+from mpiml.roles.parameter_server.filtering.rules import check_filters
+from mpiml.roles.parameter_server.filtering.stages import Coder
+from mpiml.roles.parameter_server.filtering.wire import Entries, out_of_step
 from mpiml.roles.parameter_server.store import Sparse
 
 __all__ = ["PullDecoder", "PullEncoder", "PushDecoder", "PushEncoder", "check_filters"]
@@ -30,7 +30,7 @@ __all__ = ["PullDecoder", "PullEncoder", "PushDecoder", "PushEncoder", "check_fi
 class PushEncoder(Encoder):
     """At a worker, one for each server: gradients to messages. Local.
 
-    Parameters are those of `mpiml.roles.parameter_server.filtering_ends.End`.
+    Parameters are those of `mpiml.roles.parameter_server.filtering.ends.End`.
     """
 
     @property
@@ -84,7 +84,7 @@ class PushEncoder(Encoder):
 class PushDecoder(Decoder):
     """At a server, one for each worker: messages to gradients. Local.
 
-    Parameters are those of `mpiml.roles.parameter_server.filtering_ends.End`.
+    Parameters are those of `mpiml.roles.parameter_server.filtering.ends.End`.
     """
 
     def decode(self, piece: int, message: Any) -> Any:
@@ -113,7 +113,7 @@ class PushDecoder(Decoder):
 class PullEncoder(Encoder):
     """At a server, one for each worker: parameters to messages. Local.
 
-    Parameters are those of `mpiml.roles.parameter_server.filtering_ends.End`.
+    Parameters are those of `mpiml.roles.parameter_server.filtering.ends.End`.
     """
 
     _pull = True
@@ -186,7 +186,7 @@ class PullEncoder(Encoder):
 class PullDecoder(Decoder):
     """At a worker, one for each server: messages to parameters. Local.
 
-    Parameters are those of `mpiml.roles.parameter_server.filtering_ends.End`.
+    Parameters are those of `mpiml.roles.parameter_server.filtering.ends.End`.
     """
 
     _pull = True

@@ -15,7 +15,7 @@ from mpiml.collectives.compression.feedback import Coded
 from mpiml.collectives.compression.sign import SignMajority
 from mpiml.errors import UsageError
 from mpiml.filters import KKT, Filter, RandomSkip, SignificantlyModified
-from mpiml.roles.parameter_server.filtering_wire import Entries
+from mpiml.roles.parameter_server.filtering.wire import Entries
 
 __all__ = ["Coder", "Stage", "nonzero", "stages_of"]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mpiml.roles.parameter_server.filtering import (
+from mpiml.roles.parameter_server.filtering.coders import (
     PullDecoder,
     PullEncoder,
     PushDecoder,
