@@ -9,7 +9,9 @@ from mpiml.errors import UsageError
 from mpiml.roles.parameter_server.plan import LeafSpec, Plan
 
 shapes = st.lists(st.integers(0, 40), min_size=0, max_size=3).map(tuple)
-leaves = st.lists(st.tuples(shapes, st.sampled_from(["float32", "float64"])), min_size=1, max_size=5)
+leaves = st.lists(
+    st.tuples(shapes, st.sampled_from(["float32", "float64"])), min_size=1, max_size=5
+)
 
 
 def planned(drawn, shards):
