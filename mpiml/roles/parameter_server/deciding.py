@@ -4,11 +4,13 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from mpiml.consistency import SSP, Async, Consistency
+from mpiml.consistency import SSP, Async, Consistency, DropStale
 from mpiml.roles.parameter_server.following import Apply, Drop, Entry
 from mpiml.roles.parameter_server.order import Update, order_of
 
 __all__ = ["Decider"]
+
+_EXACT = 16  # numbers of updates that have a bin of their own
 
 
 class Decider:
@@ -31,6 +33,8 @@ class Decider:
         self._consistency = consistency
         self._order = order_of(consistency, workers)
         self._by_staleness = isinstance(consistency, Async) and consistency.by_staleness
+        #: whether workers may always read
+        self.open_to_all = isinstance(consistency, Async | DropStale)
         self._staleness: Counter[int] = Counter()
         self._pushes = self._nonfinite = self.pulls = 0
 
@@ -83,7 +87,8 @@ class Decider:
         return [self._entry(update) for update in updates]
 
     def _entry(self, update: Update) -> Entry:
-        self._staleness.update(update.staleness)
+        for staleness in update.staleness:
+            self._staleness[_bin(staleness)] += 1
         factors = None
         if self._by_staleness:
             factors = tuple([1 / (staleness + 1) for staleness in update.staleness])
@@ -91,7 +96,11 @@ class Decider:
         return Apply(keys, update.workers, versions, factors)
 
     def statistics(self) -> dict[str, Any]:
-        """Return what there was, for logs."""
+        """Return what there was, for logs.
+
+        ``staleness`` counts the gradients that were applied, by how many updates came between:
+        each number below 16, above that ranges up to the next power of two, by their beginning.
+        """
         return {
             "pushes": self._pushes,
             "pulls": self.pulls,
@@ -108,3 +117,8 @@ class Decider:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a version."""
         self._order.version = state["version"]
+
+
+def _bin(staleness: int) -> int:
+    """Return where the bin of the histogram begins: there are few, however stale some are."""
+    return staleness if staleness < _EXACT else 1 << staleness.bit_length() - 1

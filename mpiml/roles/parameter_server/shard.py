@@ -148,8 +148,10 @@ class Shard:
         for key, gradient in gradients.items():
             steps += self._following.arrive(key, gradient)
         self._do(steps + self._following.follow(entries))
-        self._publish()
         assert self._decider is not None
+        if self._decider.open_to_all:
+            return
+        self._publish()
         for worker, wait in self._waiting:
             if self._decider.readable(worker):
                 self._engine.fulfil(wait)

@@ -1,0 +1,52 @@
+"""What the first server decides: entries for all, factors, and what is counted."""
+
+import pytest
+
+from mpiml.consistency import BSP, SSP, Async, DropStale
+from mpiml.errors import UsageError
+from mpiml.roles.parameter_server.deciding import Decider
+from mpiml.roles.parameter_server.following import Apply, Drop
+
+
+def test_gradients_become_entries_in_their_order():
+    decider = Decider(BSP(), 2)
+    assert decider.push(1, 7, 0) == (True, [])
+    assert decider.push(0, 3, 0) == (True, [Apply(((0, 3), (1, 7)), (0, 1), (0, 0), None)])
+    assert decider.readable(0)
+    assert not decider.open_to_all
+
+
+def test_a_stale_gradient_is_dropped_and_counted():
+    decider = Decider(DropStale(0), 1)
+    decider.push(0, 0, 0)
+    assert decider.push(0, 1, 0) == (False, [Drop((0, 1))])
+    assert decider.statistics()["dropped"] == 1
+    with pytest.raises(UsageError, match="0 to 1, got 2"):
+        decider.push(0, 2, 2)
+
+
+def test_factors_are_by_staleness():
+    decider = Decider(Async(by_staleness=True), 2)
+    for number, factor in enumerate([1, 1 / 2, 1 / 3]):
+        _, (entry,) = decider.push(0, number, 0)
+        assert entry.factors == (factor,)
+
+
+def test_the_histogram_is_exact_where_it_matters_and_never_long():
+    decider = Decider(Async(), 1)
+    for number in range(1000):
+        decider.push(0, number, 0)
+    found = decider.statistics()["staleness"]
+    assert {i: found.pop(i) for i in range(16)} == dict.fromkeys(range(16), 1)
+    assert found == {16: 16, 32: 32, 64: 64, 128: 128, 256: 256, 512: 488}
+
+
+def test_a_gradient_that_is_not_finite_is_an_iteration_without_one():
+    decider = Decider(BSP(), 2)
+    decider.push(0, 0, 0)
+    (entry,) = decider.skip(1)
+    assert entry.workers == (0,)
+    assert decider.statistics()["nonfinite"] == 1
+    stale = Decider(SSP(0), 2)
+    stale.skip(0)
+    assert stale.statistics()["clocks"] == [0, 0]  # that is told by `clock`
