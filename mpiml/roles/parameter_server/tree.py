@@ -228,8 +228,12 @@ class TreeParts:
             leaves = self._plain(gradient)
         else:
             wanted, back = self._wanted(names, indices, call)
-            like = back([np.empty(0)] * len(wanted))
-            expected = optree.tree_structure(like, none_is_leaf=True, namespace=NAMESPACE)
+            order, expected = optree.tree_flatten(
+                back(range(len(wanted))), none_is_leaf=True, namespace=NAMESPACE
+            )
+            wanted = [
+                wanted[i] for i in order
+            ]  # a dict has its leaves in the order of its keys
             leaves = None
         if leaves is None:
             leaves = self._checked(gradient, expected, wanted, call)
