@@ -175,6 +175,8 @@ class Store:
         array[indices] = some
 
     def _step(self, array: Any, gradient: Any, state: Any) -> None:
+        if not gradient.flags.aligned:  # an array of another dtype came before it in a message
+            gradient = np.array(gradient)
         if isinstance(self._optimizer, Optimizer):
             self._optimizer.apply(array, gradient, state, self.step)
         else:
