@@ -231,9 +231,8 @@ class TreeParts:
             order, expected = optree.tree_flatten(
                 back(range(len(wanted))), none_is_leaf=True, namespace=NAMESPACE
             )
-            wanted = [
-                wanted[i] for i in order
-            ]  # a dict has its leaves in the order of its keys
+            # the leaves of a dict are in the order of its keys, whichever way it was written
+            wanted = [wanted[i] for i in order]
             leaves = None
         if leaves is None:
             leaves = self._checked(gradient, expected, wanted, call)
