@@ -11,7 +11,14 @@ from mpiml.hiding import hidden
 from mpiml.nodes import Colocation, Node, ServiceNode, served_methods
 from mpiml.settings import FILL, Settings
 
-__all__ = ["check_count", "check_graph", "check_indices", "check_settings", "leaves", "own_replicas"]
+__all__ = [
+    "check_count",
+    "check_graph",
+    "check_indices",
+    "check_settings",
+    "leaves",
+    "own_replicas",
+]
 
 
 class _Program(Protocol):
@@ -53,9 +60,7 @@ def leaves(node: Any, label: str, where: str) -> list[tuple[str, Node]]:
     return found
 
 
-def own_replicas(
-    node: Any, replicas: int | None, group: str | None, where: str
-) -> int | None:
+def own_replicas(node: Any, replicas: int | None, group: str | None, where: str) -> int | None:
     """Return how many replicas a node consists of, if it says so itself.
 
     Raises
@@ -65,14 +70,18 @@ def own_replicas(
     """
     spread: int | None = getattr(node, "spread", None)
     if isinstance(node, Colocation) and any(leaf.spread for _, leaf in leaves(node, "", where)):
-        raise UsageError(f"{where}: {node!r}: some of these are several ranks each: add them alone")
+        raise UsageError(
+            f"{where}: {node!r}: some of these are several ranks each: add them alone"
+        )
     if spread is not None and replicas is not None:
         raise UsageError(
             f"{where}: {node!r} is {spread} ranks by itself, got replicas={replicas!r}. Say how "
             "many to the node, as in ParameterServerNode(..., shards=4)."
         )
     if spread is not None and group is not None:
-        raise UsageError(f"{where}: {node!r} is a group of its own: add it outside of {group!r}")
+        raise UsageError(
+            f"{where}: {node!r} is a group of its own: add it outside of {group!r}"
+        )
     return spread
 
 
@@ -99,6 +108,13 @@ def check_settings(
     if settings.allow is not None and len(nodes) > 1:
         raise UsageError(f"{where}: allow= is for one service, got a Colocation")
     for service in services:
+        if service.spread is not None and (
+            settings.concurrency != 1 or settings.allow is not None
+        ):
+            raise UsageError(
+                f"{where}: {service!r}: its methods are its own: expected neither concurrency= nor "
+                f"allow=, got concurrency={settings.concurrency}, allow={settings.allow}"
+            )
         served_methods(service.cls, settings.allow, where)
 
 
