@@ -13,7 +13,7 @@ from mpiml.errors import Stopped
 from mpiml.graph import Vertex
 from mpiml.handles import bind
 from mpiml.nodes import PyNode, ServiceNode, served_methods
-from mpiml.readiness import READY
+from mpiml.readiness import LEFT, READY
 from mpiml.reducing import REDUCE, reduce_here
 from mpiml.scope import BodyScope, current_scope, enter, leave
 from mpiml.server import MethodScope, Request, Server
@@ -118,6 +118,8 @@ class HostedNode:
             self.server.starters[b"result"] = self._start_result
         self.server.methods[REDUCE.encode()] = partial(reduce_here, self.server)
         self.server.methods[READY.encode()] = lambda: None
+        self.server.methods[LEFT.encode()] = self._by_itself
+        self.server.starters[LEFT.encode()] = self._start_result
         if not serves:
             self.server.serve()
 
@@ -230,6 +232,9 @@ class HostedNode:
     def _result(self) -> Any:
         return self.value
 
+    def _by_itself(self) -> bool:
+        return self.how == RETURNED and not self.runtime.stopping
+
     def _start_result(
         self, server: Server, request: Request, method: Any, scope: MethodScope
     ) -> None:
@@ -244,7 +249,8 @@ class HostedNode:
             self.server.refuse(request)
             return
         try:
-            self.server.answer(request, self.value)
+            left = request.frame.name == LEFT.encode()
+            self.server.answer(request, self._by_itself() if left else self.value)
         except Exception as error:
             self.server.answer_error(request, error)
 

@@ -12,9 +12,10 @@ from mpiml.payload import SNAPSHOT
 if TYPE_CHECKING:
     from mpiml.futures import Future
 
-__all__ = ["READY", "wait_until_ready"]
+__all__ = ["LEFT", "READY", "wait_until_ready"]
 
 READY: Final = "\0ready"  #: the method that every node has for it
+LEFT: Final = "\0left"  #: answers when the body is over: True, if it has returned by itself
 
 
 def wait_until_ready(

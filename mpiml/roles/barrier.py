@@ -2,19 +2,27 @@
 
 import threading
 import time
+from functools import partial
 from typing import Any
 
 from mpiml.context import context
 from mpiml.errors import DeadlineError, ServiceGoneError, UsageError
 from mpiml.handles import find
+from mpiml.hosting import has_body
+from mpiml.payload import SNAPSHOT
+from mpiml.readiness import LEFT
 from mpiml.references import Handle
 from mpiml.scope import current_scope
+from mpiml.target import Target
 from mpiml.waits import Wait
 from mpiml.wire import FLAG_NESTED, FLAG_STREAM
 
 __all__ = ["Barrier", "Meetings", "Round"]
 
 _SHOWN = 8  # nodes that a message names
+_PATIENCE = (
+    0.5  # seconds: who returns because the program stops may be heard of before the stop
+)
 
 
 class Round:
@@ -30,6 +38,7 @@ class Meetings:
 
     def __init__(self, parties: dict[int, str]) -> None:
         self.parties = parties  # title by vertex
+        self._left: set[int] = set()
         self._open: dict[str, Round] = {}
 
     def arrive(self, name: str, who: int, wait: Any) -> Round:
@@ -63,6 +72,14 @@ class Meetings:
         if not meeting.there:
             del self._open[name]
         return missing
+
+    def leave(self, who: int) -> None:
+        """Note that a node will not come any more."""
+        self._left.add(who)
+
+    def gone(self, meeting: Round) -> list[str]:
+        """Return who is not there and will not come any more."""
+        return [self.parties[who] for who in sorted(self._left - meeting.there.keys())]
 
     def waiting(self) -> list[Any]:
         """Return what is to be woken, of all."""
@@ -102,12 +119,60 @@ class Barrier:
         ------
         DeadlineError
             Not all have come in time; it names those that are missing.
+        ServiceGoneError
+            A node that is missing has returned; it names it.
         UsageError
             The caller does not hold the handle, or waits under this name already.
         """
-        who = getattr(self._caller, "vertex", None)
+        who = self._who(timeout)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        wait = Wait(f"{self._title}: the others at {name!r}")
+        with self._lock:
+            if self._over:
+                raise self._gone()
+            meeting = self._meetings.arrive(name, who, wait)
+            if self._meetings.gone(meeting):
+                wait.ready = True
+        if meeting.complete:
+            for other in meeting.there.values():
+                self._engine.fulfil(other)
+            return
+        self._watch()
+        scope = current_scope(required=False)
+        patience: float | None = None  # until when a stop is to show, once a node has returned
+        while True:
+            ends = [at for at in (deadline, patience) if at is not None]
+            in_time = self._engine.wait(wait, min(ends, default=None), scope)
+            with self._lock:
+                gone = self._meetings.gone(meeting)
+                if in_time and not meeting.complete and not self._over:
+                    wait = meeting.there[who] = Wait(wait.about)
+                    if gone and patience is None:
+                        patience = time.monotonic() + _PATIENCE
+                    continue
+                there = len(meeting.there)
+                missing = self._meetings.withdraw(name, who, meeting)
+                if missing is None:
+                    return
+                if self._over:
+                    raise self._gone()
+            break
+        where = f"{self._title}.wait({name!r}): expected {len(self._meetings.parties)} nodes"
+        if gone and patience is not None and time.monotonic() >= patience:
+            raise ServiceGoneError(
+                f"{where}, got {there}; not to come any more: {_names(gone)}, which returned. Let "
+                "all nodes wait equally often, or give it to fewer nodes."
+            )
+        raise DeadlineError(
+            f"{where} within {timeout:g} s, got {there}; missing: {_names(missing)}. See where "
+            "they are, or wait longer."
+        )
+
+    def _who(self, timeout: Any) -> int:
+        """Return who calls; refuse callers and timeouts that are none."""
+        who: int | None = getattr(self._caller, "vertex", None)
         parties = self._meetings.parties
-        if who not in parties:
+        if who is None or who not in parties:
             raise UsageError(
                 f"{self._title}.wait: expected a call of a node that holds the barrier's handle "
                 f"({_names(list(parties.values())) or 'none does'}). Pass it the handle."
@@ -116,29 +181,7 @@ class Barrier:
             raise UsageError(
                 f"{self._title}.wait: expected timeout >= 0 or None, got {timeout!r}"
             )
-        deadline = None if timeout is None else time.monotonic() + timeout
-        wait = Wait(f"{self._title}: the others at {name!r}")
-        with self._lock:
-            if self._over:
-                raise self._gone()
-            meeting = self._meetings.arrive(name, who, wait)
-        if meeting.complete:
-            for other in meeting.there.values():
-                self._engine.fulfil(other)
-            return
-        self._watch()
-        self._engine.wait(wait, deadline, current_scope(required=False))
-        with self._lock:
-            there = len(meeting.there)
-            missing = self._meetings.withdraw(name, who, meeting)
-            if missing is None:
-                return
-            if self._over:
-                raise self._gone()
-        raise DeadlineError(
-            f"{self._title}.wait({name!r}): expected {len(parties)} nodes within {timeout:g} s, "
-            f"got {there}; missing: {_names(missing)}. See where they are, or wait longer."
-        )
+        return who
 
     def _start(self, server: Any, request: Any, method: Any, scope: Any) -> None:
         """Run `wait` for a request, and answer."""
@@ -160,14 +203,32 @@ class Barrier:
         return _StoppingError(f"{self._title}: the program is stopping, so not all will come")
 
     def _watch(self) -> None:
-        """Once somebody waits: see to it that the stop ends that."""
+        """Once somebody waits: see to it that the stop ends that, and the return of others."""
         with self._lock:
             started, self._watched = self._watched, True
-        if not started:
-            name = f"mpiml stop of {self._title}"
-            threading.Thread(
-                target=context().bind(self._wait_for_stop), name=name, daemon=True
-            ).start()
+        if started:
+            return
+        name = f"mpiml stop of {self._title}"
+        threading.Thread(
+            target=context().bind(self._wait_for_stop), name=name, daemon=True
+        ).start()
+        node = context()._node
+        for vertex, title in self._meetings.parties.items():
+            if not has_body(node.runtime.vertices[vertex].node):
+                continue
+            rank = node.runtime.ranks[vertex]
+            target = Target(self._engine, node.vertex, vertex, rank, title, None)
+            left = target.submit(LEFT, SNAPSHOT, (), {})[0]
+            left.when_done(partial(self._on_left, vertex))
+
+    def _on_left(self, vertex: int, left: Any) -> None:
+        if left.exception() is not None or not left.result():
+            return  # it has failed, or was told to stop: that ends the others too
+        with self._lock:
+            self._meetings.leave(vertex)
+            waiting = self._meetings.waiting()
+        for wait in waiting:
+            self._engine.fulfil(wait)
 
     def _wait_for_stop(self) -> None:
         try:

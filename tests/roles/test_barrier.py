@@ -60,6 +60,16 @@ def test_a_node_counts_once():
     assert meetings.waiting() == [None]
 
 
+def test_who_has_returned_does_not_come():
+    meetings = Meetings(TITLES)
+    meeting = meetings.arrive("x", 3, "wake 3")
+    assert meetings.gone(meeting) == []
+    meetings.leave(3)  # it waits there all the same
+    assert meetings.gone(meeting) == []
+    meetings.leave(8)
+    assert meetings.gone(meeting) == ["b/0"]
+
+
 # -- in programs -----------------------------------------------------------------------------------
 
 
@@ -122,6 +132,32 @@ def test_a_timeout_names_who_is_missing(mode):
     def build(program, barrier):
         program.add_node(mpiml.PyNode(body, barrier), label="body")
         program.add_node(mpiml.PyNode(absent, [barrier]), label="late")
+
+    launch(mode, build)
+
+
+@both
+def test_who_waits_for_a_node_that_returns_is_told(mode, monkeypatch):
+    monkeypatch.setattr("mpiml.roles.barrier._PATIENCE", 0.05)
+
+    def body(barrier):
+        for _ in range(2):  # first it waits, then it need not
+            with pytest.raises(
+                mpiml.ServiceGoneError,
+                match=r"wait\('more'\): expected 2 nodes, got 1; .* more: short/0, which returned",
+            ):
+                barrier.wait("more")
+
+    def short(barrier):
+        barrier.wait("once")
+
+    def both_of_them(barrier):
+        barrier.wait("once")
+        body(barrier)
+
+    def build(program, barrier):
+        program.add_node(mpiml.PyNode(both_of_them, barrier), label="body")
+        program.add_node(mpiml.PyNode(short, barrier), label="short")
 
     launch(mode, build)
 
