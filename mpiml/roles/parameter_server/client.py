@@ -2,7 +2,6 @@
 
 import itertools
 import threading
-import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -350,9 +349,6 @@ def _itself(value: Any) -> Any:
     return value
 
 
-_CLIENTS: "weakref.WeakKeyDictionary[Any, dict[tuple[int, bool], ParameterClient]]" = (
-    weakref.WeakKeyDictionary()
-)
 _making = threading.Lock()
 
 
@@ -386,7 +382,9 @@ class _Outside:
 def _client(shards: Sequence[Any], server: Any, node: Any, reads: bool) -> ParameterClient:
     worker = None if reads else workers_of(node.runtime.vertices, server)[node.vertex]
     with _making:
-        known = _CLIENTS.setdefault(node, {})
+        # with the node, and not in a table of all nodes: a client holds its node
+        known = node.__dict__.setdefault("parameter_clients", {})
         if (id(server), reads) not in known:
             known[id(server), reads] = ParameterClient(shards, node, worker, server.settings)
-        return known[id(server), reads]
+        found: ParameterClient = known[id(server), reads]
+        return found
