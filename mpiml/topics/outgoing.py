@@ -173,6 +173,7 @@ class Outgoing:
                 if message is None or len(message) >= APART:
                     return False
                 messages.append((link, message))
+            self.count += 1
             # under the lock, so that nothing overtakes it; no link to this rank is among them
             for link, message in messages:
                 link.outbox.sent_at_once()
