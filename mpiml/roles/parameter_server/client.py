@@ -12,7 +12,7 @@ import numpy as np
 from mpiml.errors import ServiceGoneError, UsageError
 from mpiml.payload import SNAPSHOT, give, pack_call
 from mpiml.roles.parameter_server.holding import Hold, workers_of
-from mpiml.roles.parameter_server.reading import LocalReader
+from mpiml.roles.parameter_server.reading import LocalReader, OneAtATime
 from mpiml.roles.parameter_server.settings import Settings
 from mpiml.roles.parameter_server.tree import TreeParts
 from mpiml.scope import Scope, current_scope
@@ -37,7 +37,9 @@ class ParameterClient:
         self._settings = settings
         self._lock = threading.Lock()
         # whole pulls, which filters must see one after the other; else they need not wait
-        self._in_order: Any = threading.Lock() if settings.pull_filters else nullcontext()
+        self._in_order: Any = nullcontext()
+        if settings.pull_filters and worker is not None:
+            self._in_order = OneAtATime(node.runtime.engine, "another pull of this node")
         self._numbers = itertools.count()
         # pushes that have not been waited for, and whether the user has their future
         self._sent: deque[tuple[Any, bool]] = deque()
@@ -261,11 +263,12 @@ class ParameterClient:
 
     def _open(self) -> tuple[TreeParts, LocalReader | None]:
         if self._opened is None:
+            # not under the lock: a service that waits lets calls in that get here too
+            opened = [shard.futures.open() for shard in self._shards]
+            found = [future.result() for future in opened]
+            tree = TreeParts(found)
             with self._lock:
                 if self._opened is None:
-                    opened = [shard.futures.open() for shard in self._shards]
-                    found = [future.result() for future in opened]
-                    tree = TreeParts(found)
                     filtered = self._settings.push_filters or self._settings.pull_filters
                     if filtered and self._worker is not None:
                         from mpiml.roles.parameter_server.filtering.links import WorkerFilters
@@ -276,8 +279,11 @@ class ParameterClient:
 
     def _reap(self) -> None:
         """Look at the pushes that nobody waits for: errors that the user does not see are raised."""
-        while self._sent and self._sent[0][0].ready:
-            future, seen = self._sent.popleft()
+        while self._sent:
+            with self._lock:
+                if not self._sent or not self._sent[0][0].ready:
+                    return
+                future, seen = self._sent.popleft()
             if not seen:
                 future.result()
 
