@@ -76,4 +76,4 @@ def test_a_slow_subscriber_grows_no_memory(mode, policy):
         assert numbers == list(range(COUNT))
     else:
         assert numbers == sorted(set(numbers))
-        assert len(numbers) <= 2 * 64 + 1
+        assert len(numbers) <= 3 * 64 + 1  # here, under way, and at the publisher
