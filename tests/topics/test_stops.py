@@ -1,8 +1,11 @@
 """How topics end when work is not done, and what is counted then."""
 
+import re
+
 import pytest
 
 import mpiml
+from mpiml.runtime import Runtime
 from tests.playing import both
 from tests.topics.test_topics import LIMIT, hear, result, run, say
 
@@ -196,3 +199,28 @@ def test_a_wrong_timeout_is_refused(timeout):
         program.add_node(mpiml.PyNode(body, topic.subscriber()), label="body")
 
     assert run("threads", build)["body"] == [[0]]
+
+
+def test_nodes_that_iterate_over_each_other_are_reported(monkeypatch):
+    """Each waits for the other to return: a deadlock, said with lines and names, and stoppable."""
+    said = []
+
+    def say_and_stop(self, text):
+        said.append(text)
+        self.request_stop(self.nodes[0], "seen")
+
+    def talk(publisher, subscriber):
+        publisher.put(1)
+        return list(subscriber)
+
+    monkeypatch.setattr(Runtime, "say", say_and_stop)
+    program = mpiml.Program("all to all")
+    topic = program.topic("x")
+    node = mpiml.PyNode(talk, topic.publisher(), topic.subscriber())
+    program.add_node(node, label="talk", replicas=2)
+    mpiml.launch(program, stall_warning=0.1)
+    assert "every node has waited for 0.1 s or more. Who waits for whom" in said[0]
+    for i in range(2):
+        assert re.search(
+            rf"talk/{i} .* for topic 'x': a message for talk/{i} at test_stops\.py:", said[0]
+        )
