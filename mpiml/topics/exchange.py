@@ -128,6 +128,6 @@ class Topics:
         incoming.on_end(frame.source, frame.id, bool(frame.encoding), turn)
 
     def _on_ack(self, rank: int, frame: Frame, buffers: Sequence[Any]) -> None:
-        settled = int(bytes(frame.body) or b"0")
+        settled = int(bytes(frame.body)) if frame.body else 0
         outgoing = self._outgoing[frame.target, frame.aux >> 16]
         outgoing.on_ack(frame.source, frame.aux, frame.id, settled)
