@@ -19,6 +19,7 @@ __all__ = ["NAMES", "bench", "main", "parse"]
 NAMES = {
     "rpc": "calls: small, in flight, to a service that computes, from many clients",
     "pubsub": "messages of topics: one way, in a row, to several subscribers",
+    "ps": "the parameter server: pulls, pushes, many workers, time to a loss",
     "arrays": "results and arguments of 1 KiB to 16 MiB",
     "allreduce": "sums of 8 B to 256 MiB over the ranks of a host, and over two hosts",
     "onesided": "additions to shared memory of a host and of another, beside MPI's windows",
@@ -107,7 +108,7 @@ def parse(argv: Sequence[str]) -> Options:
         "--ranks",
         type=_count,
         metavar="N",
-        help="ranks of the large run (rpc 8, pubsub 4, startup 64, allreduce 2)",
+        help="ranks of the large run (rpc 8, pubsub 4, ps 4, startup 64, allreduce 2)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument(

@@ -199,5 +199,5 @@ def only_two(options: Options) -> None:
     if options.ranks not in (None, 2):
         raise UsageError(
             f"--ranks {options.ranks}: {options.name} measures two ranks. Leave --ranks out; "
-            "rpc, pubsub, startup and allreduce take it."
+            "rpc, pubsub, ps, startup and allreduce take it."
         )

@@ -28,6 +28,7 @@ RACES = ("atomic", "racy", "spinlock", "mutex")
 NEAR = ("raw_ring", "ring", "raw_one_peer", "one_peer", "mpi", "allreduce")
 NEAR_SIZES = ("8B", "1KiB", "64KiB", "1MiB", "16MiB")
 WAYS = ("memcpy", "raw_result", "lent", "kept", "raw_push", "push", "push_futures")
+PULLED = ("64KiB", "1MiB", "16MiB")
 ROWS = {
     "rpc": {
         *("raw_small", "small", "raw_flight", "flight"),
@@ -40,6 +41,14 @@ ROWS = {
         *("raw_small", "small", "small_latest", "raw_rate", "rate", "raw_fan_out", "fan_out"),
         *(f"{size}_given" for size in ("1MiB", "16MiB")),
         *(f"{raw}{size}" for raw in ("raw_", "") for size in ("1MiB", "16MiB")),
+    },
+    "ps": {
+        *(f"here_{size}{end}" for size in PULLED for end in ("", "_memcpy")),
+        *(f"pretended_{size}{end}" for size in PULLED for end in ("", "_raw")),
+        *("push_raw", "push", "push_pull", "pull_small"),
+        *(f"{what}_{w}w{s}s" for what in ("rate", "bytes") for w in (1, 2) for s in (1, 2)),
+        *(f"staleness_{late}" for late in (0, 1, 2, 3, "max")),
+        *(f"digits_{mode}" for mode in ("bsp", "delay", "ssp", "async", "sooner")),
     },
     "arrays": {f"{size}_{way}" for size in ("1KiB", "1MiB", "16MiB") for way in WAYS},
     "allreduce": {
@@ -78,13 +87,18 @@ HOSTS = {
         for way in ("mpi", "mpi_in_place", "leaders", "bucket") for end in ("", "_link")
     },
     "onesided": {f"hosts_{way}" for way in APART},
+    "ps": {
+        *(f"hosts_{size}{end}" for size in PULLED for end in ("", "_raw")),
+        *("hosts_rate_1s", "hosts_rate_2s", "hosts_grown"),
+    },
 }  # fmt: skip
-HOST_GOALS = {"allreduce": 1, "onesided": 4}
+HOST_GOALS = {"allreduce": 1, "onesided": 4, "ps": 2}
 GOALS = {
     "allreduce": 29,
     "neighbors": 10,
     "rpc": 17,
     "pubsub": 7,
+    "ps": 4,
     "arrays": 4,
     "onesided": 8,
     "startup": 4,
@@ -230,6 +244,7 @@ def row(key, value):
         (["rpc", "--ranks", "3"], "expected 4 or more"),
         (["startup", "--ranks", "1"], "expected 2 or more"),
         (["pubsub", "--ranks", "2"], "expected 3 or more"),
+        (["ps", "--ranks", "2"], "expected 3 or more"),
     ],
 )
 def test_a_wrong_line_is_usage_and_status_2(argv, said, capsys, unlaunched):
