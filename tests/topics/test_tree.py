@@ -282,3 +282,25 @@ def test_several_publishers_that_are_subscribers_too(monkeypatch, host_size):
     heard = result("mpi", run("mpi", build), "node")
     if heard is not None:
         assert [sorted(got) for got in heard] == [[i for i in range(5) for _ in range(4)]] * 4
+
+
+@pytest.mark.mpi(min_size=2)
+@hosts
+def test_large_values_without_arrays_are_passed_on_too(monkeypatch, host_size):
+    monkeypatch.setenv("MPIML_HOST_SIZE", str(host_size))
+
+    def say_long(publisher):
+        for i in range(4):
+            publisher.put([f"{i}/{k}" for k in range(20_000)])
+
+    def hear_long(subscriber):
+        return [(len(x), x[-1]) for x in subscriber]
+
+    def build(program):
+        topic = program.topic("text", policy=mpiml.Keep(2))
+        program.add_node(mpiml.PyNode(say_long, topic.publisher()), label="say")
+        node = mpiml.PyNode(hear_long, topic.subscriber())
+        program.add_node(node, label="hear", replicas=5)
+
+    heard = result("mpi", run("mpi", build), "hear")
+    assert heard in (None, [[(20_000, f"{i}/19999") for i in range(4)]] * 5)
