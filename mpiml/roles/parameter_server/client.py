@@ -296,6 +296,8 @@ class ParameterClient:
 
     def _leave(self, _: BaseException | None) -> None:
         """Tell the servers that this worker pushes nothing more. Does not wait."""
+        if self._node.runtime.done:  # a service: all messages have been counted
+            return
         target = self._shards[0].__dict__["_target"]
         quiet = Scope(self._node, nested=True)  # a stop does not end it, nor does credit
         try:
