@@ -7,6 +7,7 @@ from typing import Any
 from mpiml.consistency import SSP, Async, Consistency, DropStale
 from mpiml.roles.parameter_server.following import Apply, Drop, Entry
 from mpiml.roles.parameter_server.order import Update, order_of
+from mpiml.whole import whole_number
 
 __all__ = ["Decider"]
 
@@ -44,8 +45,9 @@ class Decider:
         Raises
         ------
         UsageError
-            The version has not been yet; the worker has left.
+            The version is no number, or has not been yet; the worker has left.
         """
+        version = whole_number("push: version", version)
         key = worker, number
         pushed = self._order.push(worker, version, (key, version))
         self._pushes += 1

@@ -112,7 +112,7 @@ class ParameterServerNode(ServiceNode):
             raise UsageError(
                 f"{where}: nonfinite: expected 'raise' or 'drop', got {nonfinite!r}"
             )
-        push_filters = tuple(push_filters)
+        push_filters = _filters(push_filters, where, False)
         if (encode is None) != (decode is None) or (encode is not None and push_filters):
             raise UsageError(
                 f"{where}: expected encode and decode together and without push_filters, got "
@@ -127,7 +127,7 @@ class ParameterServerNode(ServiceNode):
             as_consistency(consistency, where),
             whole_number(f"{where}: shards", shards, 1),
             nonfinite,
-            _filters(push_filters, where, False),
+            push_filters,
             _filters(pull_filters, where, True),
             encode,
             decode,
@@ -153,9 +153,15 @@ class ParameterServerNode(ServiceNode):
 
 
 def _filters(filters: Iterable[Any], where: str, pull: bool) -> tuple[Any, ...]:
-    found = tuple(filters)
+    name = f"{where}: {'pull' if pull else 'push'}_filters"
+    try:
+        found = tuple(filters)
+    except TypeError:
+        raise UsageError(
+            f"{name}: expected a list of filters of mpiml.filters, got {filters!r}"
+        ) from None
     if found:
         from mpiml.roles.parameter_server.filtering.coders import check_filters
 
-        check_filters(found, f"{where}: {'pull' if pull else 'push'}_filters", pull)
+        check_filters(found, name, pull)
     return found

@@ -155,7 +155,12 @@ class TreeParts:
         indices = {} if indices is None else indices
         if isinstance(names, str):
             raise UsageError(f"{call}: names: expected a list of names, got {names!r}")
-        chosen = list(dict.fromkeys([*([] if names is None else names), *indices]))
+        try:
+            chosen = list(dict.fromkeys([*([] if names is None else names), *indices]))
+        except TypeError:
+            raise UsageError(
+                f"{call}: names: expected a list of names, got {names!r}"
+            ) from None
         for name in chosen:
             if name not in known:
                 raise UsageError(
