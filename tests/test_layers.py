@@ -365,6 +365,7 @@ FLOORS = {
             "mpiml.bench.neighbors",
             "mpiml.bench.onesided",
             "mpiml.bench.peers",
+            "mpiml.bench.ps_links",
             "mpiml.bench.ps_training",
             "mpiml.bench.pubsub",
             "mpiml.bench.rpc",

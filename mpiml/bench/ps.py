@@ -16,6 +16,7 @@ from mpiml.bench.measure import (
     sampled,
     summarize,
 )
+from mpiml.bench.ps_links import SlowLinks
 from mpiml.bench.spawn import BenchError, Options, Ranks
 from mpiml.bench.two_hosts import TwoHosts
 from mpiml.errors import UsageError
@@ -24,6 +25,7 @@ __all__ = [
     "away_rows",
     "cases_of",
     "crowd_rows",
+    "grown_rows",
     "here_rows",
     "measure",
     "push_rows",
@@ -44,6 +46,11 @@ PUSH = {
 CROWD: dict[bool, dict[str, Any]] = {
     False: {"nbytes": MIB, "rounds": 5, "seconds": 1.0},
     True: {"nbytes": MIB, "rounds": 1, "seconds": 0.1},
+}
+MBIT = 200
+LINKS: dict[bool, dict[str, Any]] = {
+    False: {"nbytes": MIB, "rounds": 5, "seconds": 2.0},
+    True: {"nbytes": MIB, "rounds": 1, "seconds": 0.3},
 }
 TRAINING: dict[bool, dict[str, Any]] = {
     False: {"step": 3e-3, "slower": 3, "target": 0.3, "limit": 3.0, "search": [100, 101],
@@ -78,6 +85,7 @@ def measure(options: Options, ranks: Ranks) -> _Said:
         _alone(quick, ranks),
         _pretended(quick, ranks),
         _hosts(quick, ranks),
+        _links(quick, ranks),
         _many(n, quick, ranks),
     ]
     rows = [row for more, _ in parts for row in more]
@@ -207,17 +215,42 @@ def _hosts(quick: bool, ranks: Ranks) -> _Said:
         except BenchError as error:
             why = str(error).strip().splitlines()[-1]
             return [], [f"two hosts: not measured, MPI does not run on them: {why}"]
-    one, both = found["crowd"]["rates"]
-    more = summarize(both).median / summarize(one).median
     rows = away_rows("hosts", "2 hosts", found["pulls"])
-    rows += [
-        sampled("hosts_rate_1s", "2 hosts, 2 workers, 1 server: updates of 1 MiB", "/s", one),
-        sampled("hosts_rate_2s", "  2 servers", "/s", both),
-        figure("hosts_grown", "  2 servers / 1", "x", more, len(both), GROWS),
-    ]
+    rows += grown_rows("hosts", "2 hosts", *found["crowd"]["rates"])
     return rows, [
         "2 hosts: network namespaces joined by veth, servers on one, workers on the other, all on "
         "this machine."
+    ]
+
+
+def _links(quick: bool, ranks: Ranks) -> _Said:
+    with SlowLinks(ranks, 4, 2, MBIT) as links:
+        why = links.why_not()
+        if why:
+            return [], [f"slow cards: not measured, {why}"]
+        plan = LINKS[quick] | {"cases": [(2, 1), (2, 2)]}
+        try:
+            found = links.scenario("ps_crowd:crowd", plan)
+        except BenchError as error:
+            why = str(error).strip().splitlines()[-1]
+            return [], [f"slow cards: not measured, MPI does not run on them: {why}"]
+    one, both = found["rates"]
+    return grown_rows("links", "slow cards", one, both, GROWS), [
+        f"slow cards: network namespaces with a rank each; those of the servers pass {MBIT} Mbit/s "
+        "each way."
+    ]
+
+
+def grown_rows(
+    key: str, where: str, one: list[float], both: list[float], goal: Goal | None = None
+) -> _Rows:
+    """Return the rows of updates by one server and by two. Local: a pure function."""
+    more = summarize(both).median / summarize(one).median
+    what = f"{where}, 2 workers, 1 server: updates of 1 MiB"
+    return [
+        sampled(f"{key}_rate_1s", what, "/s", one),
+        sampled(f"{key}_rate_2s", "  2 servers", "/s", both),
+        figure(f"{key}_grown", "  2 servers / 1", "x", more, len(both), goal),
     ]
 
 

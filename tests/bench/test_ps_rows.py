@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 
 from mpiml.bench.ps import (
+    GROWS,
     TRAINING,
     away_rows,
     cases_of,
     crowd_rows,
+    grown_rows,
     here_rows,
     push_rows,
     training_rows,
@@ -66,6 +68,14 @@ def test_rates_and_shares_of_staleness():
     assert [values[f"staleness_{late}"] for late in range(4)] == [50, 0, 10, 40]
     assert values["staleness_max"] == 7
     assert "0: 5, 2: 1, 3: 2, 7: 2" in notes[0]
+
+
+@pytest.mark.parametrize(("two", "reached"), [(15.0, True), (9.0, False)])
+def test_updates_are_to_grow_with_the_servers(two, reached):
+    rows = grown_rows("links", "slow cards", [10.0], [two], GROWS)
+    assert [row.key for row in rows] == ["links_rate_1s", "links_rate_2s", "links_grown"]
+    assert rows[-1].value == pytest.approx(two / 10)
+    assert rows[-1].reached is reached
 
 
 def test_updates_count_while_all_workers_are_at_work():
