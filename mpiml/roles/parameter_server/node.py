@@ -36,6 +36,15 @@ class ParameterHandle(Deferred):
         """Return a handle of a node that only pulls: no worker waits for it, it for none."""
         return ParameterHandle(self._shards, Hold(self._hold.node, True))
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # what copies and pickles ask for before there is anything
+            raise AttributeError(name)
+        raise AttributeError(
+            f"{self!r} has no {name!r}: it is a handle while the graph is built, and becomes a "
+            "ParameterClient inside the node that holds it. Pass it as an argument of that node, as "
+            "in PyNode(train, params)."
+        )
+
     def __repr__(self) -> str:
         more = ".reader()" if self._hold.reads else ""
         return f"<handle {self._shards.text()}{more}, a parameter server>"
