@@ -63,7 +63,7 @@ def within(done: list[list[float]]) -> tuple[float, int]:
     end = min(each[-1] for each in done)
     if end <= begin:
         raise AssertionError(f"workers were not at work at the same time: {begin}, {end}")
-    count = sum(begin < at <= end for each in done for at in each[1:])
+    count = sum(begin < at <= end for each in done for at in each)
     return count / (end - begin), count
 
 
