@@ -75,8 +75,8 @@ def own_replicas(node: Any, replicas: int | None, group: str | None, where: str)
         )
     if spread is not None and replicas is not None:
         raise UsageError(
-            f"{where}: {node!r} is {spread} ranks by itself, got replicas={replicas!r}. Say how "
-            "many to the node, as in ParameterServerNode(..., shards=4)."
+            f"{where}: {node!r} has its number of ranks, {spread}, from its own shards=, got "
+            f"replicas={replicas!r} too. Leave that out."
         )
     if spread is not None and group is not None:
         raise UsageError(

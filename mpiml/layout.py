@@ -51,6 +51,7 @@ def lay_out(
             unit.placement,
             len(unit.roles),
             tuple(program.roles[i].label for i in unit.roles),
+            any(m.node.spread for i in unit.roles for m in program.roles[i].members),
         )
         for unit in program.units
     ]

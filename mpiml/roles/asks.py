@@ -30,6 +30,8 @@ class Ask(NamedTuple):
         Nodes in one unit; more than 1 for a colocation.
     holds
         Labels of the roles inside a colocation, which ``with_`` may name too.
+    apart
+        Whether its units never share a rank with each other, unless there is one rank in all.
     """
 
     label: str
@@ -37,6 +39,7 @@ class Ask(NamedTuple):
     placement: Any = None
     weight: int = 1
     holds: tuple[str, ...] = ()
+    apart: bool = False
 
 
 def read_replicas(
@@ -129,10 +132,17 @@ def read_role(
         gpus=gpus,
         cpus=cpus,
         beside=_beside(asks, index, wish.get("with_")),
-        least=replicas if gpus and not whole else min(replicas, len(caps)) if spread else 1,
+        least=_least(replicas, bool(gpus) or ask.apart, spread, caps, whole),
         most=min(replicas, most),
         wish=", ".join(f"{key}={value!r}" for key, value in wish.items()),
     )
+
+
+def _least(replicas: int, apart: bool, spread: bool, caps: Sequence[int], whole: bool) -> int:
+    """Return the fewest ranks for a role."""
+    if apart and not whole:
+        return replicas
+    return min(replicas, len(caps)) if spread else 1
 
 
 def _named(label: str, host: object, hosts: Hosts, free: Counts) -> frozenset[int]:

@@ -206,7 +206,7 @@ def _shared(roles: Sequence[Role], usable: int) -> list[Item]:
             own = ", ".join(f"{role.label} {role.least}" for role in rigid)
             raise PlacementError(
                 f"placement: the program needs at least {least} ranks, got {usable}: roles with "
-                f"GPUs or spread= keep ranks of their own ({own or 'none'}), and roles on "
+                f"GPUs, spread= or shards keep ranks of their own ({own or 'none'}), and roles on "
                 f"different hosts cannot share. Start at least {least} ranks."
             )
         kept, gone = pair
@@ -214,7 +214,7 @@ def _shared(roles: Sequence[Role], usable: int) -> list[Item]:
     if room < 0:
         own = ", ".join(f"{role.label} {role.least}" for role in rigid)
         raise PlacementError(
-            f"placement: roles with GPUs or spread= keep ranks of their own: wanted "
+            f"placement: roles with GPUs, spread= or shards keep ranks of their own: wanted "
             f"{usable - room} ({own}), got {usable} ranks. Start at least {usable - room} ranks."
         )
     items = [Item(tuple(sorted(group)), 1) for group in groups]

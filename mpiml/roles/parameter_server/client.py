@@ -1,5 +1,6 @@
 """`ParameterClient`: what the handle of a parameter server becomes inside a node."""
 
+import copy
 import itertools
 import threading
 from collections import deque
@@ -43,11 +44,30 @@ class ParameterClient:
         self._numbers = itertools.count()
         # pushes that have not been waited for, and whether the user has their future
         self._sent: deque[tuple[Any, bool]] = deque()
-        self._filters: Any = None
-        self._opened: tuple[TreeParts, LocalReader | None] | None = None
+        self._known = _Known()
         self.futures = _Futures(self)
         if worker is not None:
             node.leaving.append(self._leave)
+
+    def with_options(self, *, timeout: float | None = None) -> "ParameterClient":
+        """Return this client with a deadline, in seconds, on every call: `DeadlineError`.
+
+        A push that is late has been sent, and is used all the same.
+
+        Raises
+        ------
+        UsageError
+            `timeout` is negative; pulls are filtered, since filters miss what has not come.
+        """
+        if self._settings.pull_filters:
+            raise UsageError(
+                f"{self!r}.with_options: expected a server without pull_filters, which need the "
+                "answer to every pull"
+            )
+        other = copy.copy(self)
+        other._shards = [shard.with_options(timeout=timeout) for shard in self._shards]
+        other.futures = _Futures(other)
+        return other
 
     # -- parameters ----------------------------------------------------------------------------
 
@@ -262,20 +282,29 @@ class ParameterClient:
         return {**found, "reads": 0 if local is None else local.reads}
 
     def _open(self) -> tuple[TreeParts, LocalReader | None]:
-        if self._opened is None:
+        if self._known.opened is None:
             # not under the lock: a service that waits lets calls in that get here too
             opened = [shard.futures.open() for shard in self._shards]
             found = [future.result() for future in opened]
             tree = TreeParts(found)
             with self._lock:
-                if self._opened is None:
+                if self._known.opened is None:
                     filtered = self._settings.push_filters or self._settings.pull_filters
                     if filtered and self._worker is not None:
                         from mpiml.roles.parameter_server.filtering.links import WorkerFilters
 
-                        self._filters = WorkerFilters(tree.plan, self._worker, self._settings)
-                    self._opened = tree, LocalReader.of(found, self._worker, self._settings)
-        return self._opened
+                        self._known.filters = WorkerFilters(
+                            tree.plan, self._worker, self._settings
+                        )
+                    self._known.opened = (
+                        tree,
+                        LocalReader.of(found, self._worker, self._settings),
+                    )
+        return self._known.opened
+
+    @property
+    def _filters(self) -> Any:
+        return self._known.filters
 
     def _reap(self) -> None:
         """Look at the pushes that nobody waits for: errors that the user does not see are raised."""
@@ -308,6 +337,14 @@ class ParameterClient:
 
     def __repr__(self) -> str:
         return f"<ParameterClient of {len(self._shards)} shards>"
+
+
+class _Known:
+    """What a client has learnt of the servers; one for all of its `with_options`."""
+
+    def __init__(self) -> None:
+        self.opened: tuple[TreeParts, LocalReader | None] | None = None
+        self.filters: Any = None
 
 
 class _Futures:

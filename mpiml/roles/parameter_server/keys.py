@@ -87,7 +87,7 @@ class Keys:
         return self.n, self.width, self.dtype, self.fill
 
 
-def check_keys(keys: Any, start: int, stop: int, where: str) -> Any:
+def check_keys(keys: Any, start: int, stop: int, where: str, what: str = "keys") -> Any:
     """Return keys as an int64 array of one dimension.
 
     Local: a pure function.
@@ -98,8 +98,8 @@ def check_keys(keys: Any, start: int, stop: int, where: str) -> Any:
         (m,), in any order.
     start, stop : int
         What they must be in.
-    where : str
-        Opens the message of an error.
+    where, what : str
+        Open the message of an error.
 
     Raises
     ------
@@ -111,13 +111,13 @@ def check_keys(keys: Any, start: int, stop: int, where: str) -> Any:
         return np.empty(0, np.int64)  # an empty list has no dtype of its own
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise UsageError(
-            f"{where}: keys: expected whole numbers in one dimension, got "
+            f"{where}: {what}: expected whole numbers in one dimension, got "
             f"{array.dtype}{array.shape}"
         )
     # as Python's numbers: NumPy compares uint64 with int64 as floats
     if int(array.min()) < start or int(array.max()) >= stop:
         at = next(i for i, key in enumerate(array) if not start <= int(key) < stop)
         raise UsageError(
-            f"{where}: keys: expected {start} to {stop - 1}, got {array[at]} at place {at}"
+            f"{where}: {what}: expected {start} to {stop - 1}, got {array[at]} at place {at}"
         )
     return array.astype(np.int64, copy=False)

@@ -214,6 +214,11 @@ class SharedView:
                 return cls(memory, address)
         return None
 
+    @property
+    def version(self) -> int:
+        """How many updates there have been."""
+        return int(self._gate.version())
+
     def copy_to(self, out: Any) -> int | None:
         """Copy the bytes between two updates; return how many updates there were.
 

@@ -144,6 +144,15 @@ class ParameterServerNode(ServiceNode):
         super().__init__(Shard, self.settings)
 
     @property
+    def name(self) -> str:
+        """What drawings say of it: optimizer and consistency."""
+        optimizer = self.settings.optimizer
+        rule = getattr(optimizer, "name", None) or getattr(
+            optimizer, "__qualname__", "a function"
+        )
+        return f"{rule}, {self.settings.consistency!r}, shards={self.settings.shards}"
+
+    @property
     def spread(self) -> int:
         """How many ranks it is."""
         return self.settings.shards

@@ -1,5 +1,6 @@
 """Reads of the parameters from the servers' own memory, by workers of their host."""
 
+import os
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from mpiml.waits import Wait
 
 __all__ = ["LocalReader", "OneAtATime"]
 
+_LOOKS: Final = 100  # at the versions, before all parts are copied
 _TRIES: Final = 8  # to copy all parts between the same two updates
 
 
@@ -55,11 +57,19 @@ class LocalReader:
         """Whether the consistency lets this worker read now."""
         return self._worker is None or bool(self._views[0].words[self._worker])
 
+    def _meet(self) -> None:
+        """Let servers that are behind others catch up: one has an update before the next."""
+        for _ in range(_LOOKS if len(self._views) > 1 else 0):
+            if len({view.version for view in self._views}) == 1:
+                return
+            os.sched_yield()
+
     def read(self, tree: TreeParts) -> tuple[Any, int] | None:
         """Return a copy of the tree and its version; None if servers are never at the same."""
         plan = tree.plan
         block = memoryview(take(max(1, plan.nbytes)))
         for _ in range(_TRIES):
+            self._meet()
             versions = {
                 view.copy_to(block[begin:end])
                 for view, (begin, end) in zip(self._views, plan.spans, strict=True)

@@ -211,7 +211,8 @@ class TreeParts:
             return None
         if not spec.shape:
             raise UsageError(f"{call}: {spec}: indices: it has no rows")
-        return check_keys(rows, 0, spec.shape[0], f"{call}: {spec.path or 'the array'}")
+        where = f"{call}: {spec.path or 'the array'}"
+        return check_keys(rows, 0, spec.shape[0], where, "keys" if spec.table else "indices")
 
     # -- gradients -----------------------------------------------------------------------------
 
