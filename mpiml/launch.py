@@ -16,6 +16,8 @@ from typing import Any
 from mpiml import cmdline
 from mpiml.config import Config
 from mpiml.errors import MpimlError, UsageError
+from mpiml.graph import arguments
+from mpiml.handles import walk
 from mpiml.hosting import HostedNode
 from mpiml.loading import refuse_while_loading
 from mpiml.program import Program
@@ -281,6 +283,7 @@ def _attached(job: Job) -> Iterator[Any]:
             runtime.start([node])
             me = node.context = Context(node)
             me.clients = _Clients(runtime, node)
+            _hold(runtime, node)
             yield me
         except BaseException as error:
             node.left_by(error)
@@ -290,6 +293,14 @@ def _attached(job: Job) -> Iterator[Any]:
             leave(token)
         runtime.run(started=True)
     finish(runtime)
+
+
+def _hold(runtime: Runtime, node: HostedNode) -> None:
+    """Let what counts who holds it know of attached code, for which no arguments are built."""
+    for _, argument in arguments(node.spec.node):
+        for _, value in walk(argument):
+            if hasattr(type(value), "hold_for"):
+                value.hold_for(runtime, node)
 
 
 class _Clients:

@@ -51,6 +51,14 @@ def test_fill_is_at_least_one():
     assert plan.ranks == ((0, 0), (1,))
 
 
+def test_units_that_are_apart_never_share_a_rank_but_where_there_is_one():
+    asks = [Ask("shards", 3, apart=True), Ask("worker", 4)]
+    assert place(asks, hosts_of(5)).ranks == ((0, 1, 2), (3, 3, 4, 4))
+    assert place(asks, hosts_of(1)).ranks == ((0, 0, 0), (0, 0, 0, 0))
+    assert "needs at least 4 ranks, got 3" in refusal(asks, hosts_of(3))
+    assert "wanted 3 (shards 3), got 2" in refusal(asks[:1], hosts_of(2))
+
+
 @pytest.mark.parametrize(("threads", "replicas"), [(None, 1), (5, 5)])
 def test_one_rank_holds_everything(threads, replicas):
     asks = [Ask("a"), Ask("g", 2, {"num_gpus": 1}), Ask("w", None), Ask("b", 2, {"with_": "g"})]

@@ -26,6 +26,11 @@ class Hold:
         self.node = node
         self.reads = reads
 
+    def hold_for(self, runtime: Any, node: Any) -> None:
+        """Make the client of a node whose arguments nobody builds: it must leave when it ends."""
+        role = next(v.role for v in runtime.vertices if v.node is self.node)
+        runtime.clients(role, node)
+
     def __repr__(self) -> str:
         return f"Hold(reads={self.reads})"  # stands in the digest of the graph
 
