@@ -110,7 +110,9 @@ def _alone(quick: bool, ranks: Ranks) -> _Said:
     found = ranks.scenario("ps_inside:alone", 2, plan)
     rows = [row for size in SIZES for row in here_rows(size, found["pulls"][size])]
     rows += push_rows(found["pushes"])
-    return rows, ["Before each pull the worker pushes one number, so that it is a new version."]
+    return rows, [
+        "Before each pull, and memcpy, the worker pushes one number: a pull is of a new version."
+    ]
 
 
 def here_rows(size: str, found: _Found) -> _Rows:
