@@ -102,7 +102,12 @@ class Shard:
         """Take a worker's gradient in; return whether it is used, now or later."""
         key = worker, number
         if self._decider is None:
-            self._do(self._following.arrive(key, self._part.decode(worker, message)))
+            try:
+                gradient = self._part.decode(worker, message)
+            except Exception as error:  # the first shard may have decided that it counts
+                self._node.fail(error)
+                raise
+            self._do(self._following.arrive(key, gradient))
             return True
         try:
             gradient = self._part.decode(worker, message)

@@ -224,6 +224,43 @@ def test_a_codec_of_the_user(mode, shards):
         alike(found, expected())
 
 
+def _refuses(x):
+    if x[0] == 7:
+        raise ValueError("cannot decode a seven")
+    return x
+
+
+@both
+@shards
+def test_what_the_first_server_cannot_decode_is_its_workers_error(mode, shards):
+    def body(client):
+        gradient = np.ones(64)
+        gradient[0] = 7
+        with pytest.raises(ValueError, match="cannot decode a seven"):
+            client.push(gradient, 0)
+        client.push(np.ones(64), 0)
+        found, version = client.pull()
+        assert (found == -1).all()
+        return version
+
+    params = node(np.zeros(64), "bsp", shards, encode=np.copy, decode=_refuses)
+    assert all(v == 1 for v in served(mode, params, body))
+
+
+def test_what_another_server_cannot_decode_ends_the_program():
+    """The first one has counted it, so that they would not be alike any more."""
+
+    def body(client):
+        gradient = np.ones(64)
+        gradient[32] = 7
+        client.futures.push(gradient, 0)
+        client.pull()
+
+    params = node(np.zeros(64), "async", 2, encode=np.copy, decode=_refuses)
+    with pytest.raises(ValueError, match="cannot decode a seven"):
+        served("threads", params, body)
+
+
 # -- pushes that are not waited for ----------------------------------------------------------------
 
 
