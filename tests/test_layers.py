@@ -294,6 +294,7 @@ FLOORS = {
         ["mpiml.roles.parameter_server.specs", "mpiml.roles.parameter_server.tree"],
         ["mpiml.roles.parameter_server.reading", "mpiml.roles.parameter_server.shard"],
         ["mpiml.roles.parameter_server.client"],
+        ["mpiml.roles.parameter_server.opening"],
         ["mpiml.roles.parameter_server.node"],
         ["mpiml.roles.parameter_server"],
         ["mpiml.roles.barrier", "mpiml.roles.cacher", "mpiml.roles.counter"],

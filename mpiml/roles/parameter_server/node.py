@@ -8,8 +8,9 @@ from mpiml.errors import UsageError
 from mpiml.nodes import ServiceNode
 from mpiml.optim import Optimizer
 from mpiml.references import Deferred, HandleSequence
-from mpiml.roles.parameter_server.client import ParameterClient, client_of, open_client
+from mpiml.roles.parameter_server.client import ParameterClient
 from mpiml.roles.parameter_server.holding import Hold
+from mpiml.roles.parameter_server.opening import client_of, open_client
 from mpiml.roles.parameter_server.settings import Settings
 from mpiml.roles.parameter_server.shard import Shard
 from mpiml.whole import whole_number
