@@ -91,8 +91,8 @@ class Private:
             self._block, self._lent = block, _nobody
             self._renew(block)
 
-    def end(self) -> None:
-        """End an update."""
+    def end(self, updates: int = 1) -> None:
+        """End an update, or a change that stands for several."""
 
     def snapshot(self) -> Any:
         """Return the bytes as they are now; they stay so."""
@@ -102,9 +102,6 @@ class Private:
             lent = np.frombuffer(self._block.data, np.uint8)
             self._lent = weakref.ref(lent)
         return lent
-
-    def restart(self, updates: int) -> None:
-        """Count on from so many updates."""
 
     def close(self) -> None:
         """Let go of it."""
@@ -157,9 +154,9 @@ class Shared:
                 )
         self._copy = _nobody
 
-    def end(self) -> None:
-        """End an update, which counts."""
-        self._gate.leave(1)
+    def end(self, updates: int = 1) -> None:
+        """End an update, or a change that counts as several."""
+        self._gate.leave(updates)
 
     def snapshot(self) -> Any:
         """Return the bytes as they are now; they stay so."""
@@ -170,11 +167,6 @@ class Shared:
             _native.copy(copy.data, self._data)
             self._copy = weakref.ref(copy)
         return copy
-
-    def restart(self, updates: int) -> None:
-        """Count on from so many updates."""
-        if self._gate.enter(_SLICE_US):
-            self._gate.leave(updates - self._gate.version())
 
     def close(self) -> None:
         """Let go of it; who has mapped it may read on."""

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from mpiml.consistency import Async, Consistency
+from mpiml.errors import UsageError
 from mpiml.roles.parameter_server.following import Apply
 from mpiml.roles.parameter_server.memory import Private, Shared, memory_of
 from mpiml.roles.parameter_server.plan import LINE, Plan
@@ -153,13 +154,25 @@ class Part:
         return self._store.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` has returned, of the same shard of as many."""
+        """Take over what `state_dict` has returned, of the same shard of as many.
+
+        Raises
+        ------
+        UsageError
+            It is of other pieces, or of fewer updates than there have been here: workers know
+            of these.
+        """
+        before = self.version
+        if state["step"] < before:
+            raise UsageError(
+                f"ParameterServerNode: expected a state of {before} updates or more, as there have "
+                f"been, got one of {state['step']}. Load it before workers push."
+            )
         self.memory.begin()
         try:
             self._store.load_state_dict(state)
         finally:
-            self.memory.end()
-        self.memory.restart(self.version)
+            self.memory.end(self.version - before)
         self._then.clear()
 
 
