@@ -10,6 +10,7 @@ from typing import Any
 
 from mpiml.errors import UsageError
 from mpiml.payload import BORROW, SNAPSHOT, pack_call
+from mpiml.seconds import timeout_seconds
 from mpiml.streams import WINDOW, Inbox, Stream
 from mpiml.target import Reply, Target, future_class
 from mpiml.wire import FLAG_STREAM
@@ -148,17 +149,16 @@ class Client(_Methods):
     def with_options(self, *, timeout: float | None = None) -> "Client":
         """Return a client with a deadline, in seconds, on every call, future and stream item.
 
-        0 does not wait: what is not there at once is a `DeadlineError`. None: no deadline.
+        0 does not wait: what is not there at once is a `DeadlineError`. None, and infinity: no
+        deadline.
 
         Raises
         ------
         UsageError
-            If `timeout` is negative.
+            If `timeout` is no number >= 0.
         """
-        number = isinstance(timeout, int | float)
-        if timeout is not None and not (number and timeout >= 0):
-            raise UsageError(f"with_options: expected timeout >= 0 or None, got {timeout!r}")
-        return type(self)(self.__dict__["_target"].with_timeout(timeout))
+        seconds = timeout_seconds("with_options", timeout)
+        return type(self)(self.__dict__["_target"].with_timeout(seconds))
 
     def __dir__(self) -> list[str]:
         return sorted([*super().__dir__(), "futures", "stream", "with_options"])
@@ -174,10 +174,12 @@ class NodeClient(Client):
         ------
         DeadlineError
             If it has not returned by then.
+        UsageError
+            If `timeout` is no number >= 0.
         """
         target = self.__dict__["_target"]
         if timeout is not None:  # else that of with_options
-            target = target.with_timeout(timeout)
+            target = target.with_timeout(timeout_seconds("result", timeout))
         return Blocking(target, "result")()
 
     @property

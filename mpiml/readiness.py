@@ -8,6 +8,7 @@ from mpiml.client import Client
 from mpiml.errors import DeadlineError, UsageError
 from mpiml.group import ClientGroup
 from mpiml.payload import SNAPSHOT
+from mpiml.seconds import timeout_seconds
 
 if TYPE_CHECKING:
     from mpiml.futures import Future
@@ -31,7 +32,7 @@ def wait_until_ready(
     clients : client, group of clients, or iterable of these
         Which ones.
     timeout : float, optional
-        Seconds, for all of them together.
+        Seconds, for all of them together. None, and infinity: no deadline.
 
     Raises
     ------
@@ -40,16 +41,15 @@ def wait_until_ready(
     DeadlineError
         Some were not ready in time; it names them. They may still become so.
     UsageError
-        What is given is no client.
+        What is given is no client, or `timeout` no number >= 0.
     Stopped
         The program stops.
     """
-    if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
-        raise UsageError(f"wait_until_ready: expected timeout >= 0 or None, got {timeout!r}")
+    seconds = timeout_seconds("wait_until_ready", timeout)
     from mpiml.futures import wait
 
     targets = {c.__dict__["_target"].vertex: c.__dict__["_target"] for c in _flat(clients)}
-    deadline = None if timeout is None else time.monotonic() + timeout
+    deadline = None if seconds is None else time.monotonic() + seconds
     # a deadline of the clients is for their calls
     open_: list[Future] = [
         target.with_timeout(None).submit(READY, SNAPSHOT, (), {}, deadline)[0]
@@ -66,7 +66,7 @@ def wait_until_ready(
                 future.cancel()
             raise DeadlineError(
                 f"wait_until_ready: expected {len(targets)} nodes to be ready within "
-                f"{timeout:g} s; not ready: {', '.join(titles)}. See what their constructors "
+                f"{seconds:g} s; not ready: {', '.join(titles)}. See what their constructors "
                 "do, or wait longer."
             )
         open_ = late

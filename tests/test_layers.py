@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 FLOORS = {
     "words": [
         ["mpiml.errors", "mpiml._native"],
-        ["mpiml.whole"],
+        ["mpiml.seconds", "mpiml.whole"],
         ["mpiml.asked", "mpiml.config", "mpiml.later", "mpiml.settings"],
     ],
     "logic": [

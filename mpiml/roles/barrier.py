@@ -13,6 +13,7 @@ from mpiml.payload import SNAPSHOT
 from mpiml.readiness import LEFT
 from mpiml.references import Handle
 from mpiml.scope import current_scope
+from mpiml.seconds import timeout_seconds
 from mpiml.target import Target
 from mpiml.waits import Wait
 from mpiml.wire import FLAG_NESTED, FLAG_STREAM
@@ -113,7 +114,8 @@ class Barrier:
         name : str
             Of the meeting: nodes at different points of a program do not meet by mistake.
         timeout : float, optional
-            Seconds. Who gives up is no longer there; the others go on waiting for it.
+            Seconds. Who gives up is no longer there; the others go on waiting for it. None, and
+            infinity: no deadline.
 
         Raises
         ------
@@ -122,10 +124,12 @@ class Barrier:
         ServiceGoneError
             A node that is missing has returned; it names it.
         UsageError
-            The caller does not hold the handle, or waits under this name already.
+            The caller does not hold the handle, or waits under this name already; `timeout` is no
+            number >= 0.
         """
-        who = self._who(timeout)
-        deadline = None if timeout is None else time.monotonic() + timeout
+        who = self._who()
+        seconds = timeout_seconds(f"{self._title}.wait", timeout)
+        deadline = None if seconds is None else time.monotonic() + seconds
         wait = Wait(f"{self._title}: the others at {name!r}")
         with self._lock:
             if self._over:
@@ -164,22 +168,18 @@ class Barrier:
                 "all nodes wait equally often, or give it to fewer nodes."
             )
         raise DeadlineError(
-            f"{where} within {timeout:g} s, got {there}; missing: {_names(missing)}. See where "
+            f"{where} within {seconds:g} s, got {there}; missing: {_names(missing)}. See where "
             "they are, or wait longer."
         )
 
-    def _who(self, timeout: Any) -> int:
-        """Return who calls; refuse callers and timeouts that are none."""
+    def _who(self) -> int:
+        """Return who calls; refuse a caller that takes no part."""
         who: int | None = getattr(self._caller, "vertex", None)
         parties = self._meetings.parties
         if who is None or who not in parties:
             raise UsageError(
                 f"{self._title}.wait: expected a call of a node that holds the barrier's handle "
                 f"({_names(list(parties.values())) or 'none does'}). Pass it the handle."
-            )
-        if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
-            raise UsageError(
-                f"{self._title}.wait: expected timeout >= 0 or None, got {timeout!r}"
             )
         return who
 

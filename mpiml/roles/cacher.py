@@ -17,6 +17,7 @@ from mpiml.payload import BORROW, give, pack_call
 from mpiml.references import Handle, HandleSequence
 from mpiml.roles.cache import Asked, Cache
 from mpiml.scope import current_scope, enter, leave
+from mpiml.seconds import LONGEST, as_seconds
 from mpiml.settings import Fill
 from mpiml.waits import Wait
 
@@ -41,8 +42,8 @@ class CacherNode(ServiceNode):
         Seconds, less than `stale`: answers that are read again are asked for anew at this age, in
         the background, so that their readers do not wait.
     stale : float
-        Seconds: no reader gets an answer that was asked of the target earlier than this before the
-        reader's call was taken up.
+        Seconds, or infinity: no reader gets an answer that was asked of the target earlier than
+        this before the reader's call was taken up.
     methods : iterable of str, optional
         Which methods to cache; without it all, streams apart.
     max_entries : int
@@ -66,7 +67,7 @@ class CacherNode(ServiceNode):
         methods: Iterable[str] | None = None,
         max_entries: int = 1024,
     ) -> None:
-        _check_times(refresh, stale)
+        refresh, stale = _times(refresh, stale)
         if isinstance(max_entries, bool) or not isinstance(max_entries, int) or max_entries < 1:
             raise UsageError(
                 f"CacherNode: max_entries: expected at least 1, got {max_entries!r}"
@@ -84,16 +85,23 @@ class CacherNode(ServiceNode):
         )
 
 
-def _check_times(refresh: Any, stale: Any) -> None:
-    for name, value in (("stale", stale), ("refresh", refresh)):
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not (number and value > 0) and not (name == "refresh" and value is None):
-            raise UsageError(f"CacherNode: {name}: expected seconds above 0, got {value!r}")
-    if refresh is not None and refresh >= stale:
+def _times(refresh: Any, stale: Any) -> tuple[float | None, float]:
+    """Return both in seconds; an answer may be kept for ever, but not renewed after that."""
+    longest = _above_zero("stale", stale)
+    every = None if refresh is None else _above_zero("refresh", refresh)
+    if every is not None and every >= longest:
         raise UsageError(
             f"CacherNode: expected refresh < stale, got refresh={refresh!r} and stale={stale!r}: "
             "an answer has to be renewed before it is stale"
         )
+    return None if every is None else min(every, LONGEST), longest
+
+
+def _above_zero(name: str, value: Any) -> float:
+    seconds = as_seconds(value)
+    if not seconds:
+        raise UsageError(f"CacherNode: {name}: expected seconds above 0, got {value!r}")
+    return seconds
 
 
 def _served(target: Any) -> tuple[type, dict[str, Callable[..., Any]]]:

@@ -11,6 +11,7 @@ from mpiml.contents import value_in
 from mpiml.errors import DeadlineError, ServiceGoneError, Stopped, UsageError
 from mpiml.graph import Vertex
 from mpiml.scope import Scope, current_scope
+from mpiml.seconds import timeout_seconds
 from mpiml.topics.graph import ROUND_ROBIN, End, chosen
 from mpiml.topics.incoming import Incoming
 from mpiml.topics.outgoing import Link, Outgoing, packed
@@ -192,24 +193,14 @@ class Subscriber:
         Stopped
             The program stops.
         """
-        deadline = None if timeout is None else time.monotonic() + self._seconds(timeout)
-        found, value = self._next(deadline, timeout)
+        seconds = timeout_seconds(self._about, timeout)
+        deadline = None if seconds is None else time.monotonic() + seconds
+        found, value = self._next(deadline, seconds)
         if not found:
             raise ServiceGoneError(
                 f"{self._about}: its publishers have returned: {', '.join(self._names)}"
             )
         return value
-
-    def _seconds(self, timeout: Any) -> float:
-        try:
-            seconds = -1.0 if isinstance(timeout, bool | str) else float(timeout)
-        except (TypeError, ValueError):
-            seconds = -1.0
-        if seconds >= 0:  # not NaN either
-            return seconds
-        raise UsageError(
-            f"{self._about}: timeout: expected None or seconds >= 0, got {timeout!r}"
-        )
 
     def _next(self, deadline: float | None, timeout: float | None) -> tuple[bool, Any]:
         incoming = self._incoming

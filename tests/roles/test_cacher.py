@@ -1,5 +1,6 @@
 """`CacherNode`: who asks the target, how often, and what readers get."""
 
+import math
 import threading
 
 import numpy as np
@@ -270,6 +271,11 @@ def test_wrong_targets_and_settings_are_refused():
     source = sources[0]
     for settings, text in (
         ({"stale": 0}, "stale: expected seconds above 0, got 0"),
+        ({"stale": True}, "stale: expected seconds above 0, got True"),
+        ({"stale": "1"}, "stale: expected seconds above 0, got '1'"),
+        ({"stale": math.nan}, "stale: expected seconds above 0, got nan"),
+        ({"refresh": [1]}, r"refresh: expected seconds above 0, got \[1\]"),
+        ({"refresh": math.inf, "stale": math.inf}, "refresh < stale"),
         ({"stale": None}, "stale: expected seconds above 0, got None"),
         ({"refresh": -1.0}, "refresh: expected seconds above 0"),
         ({"refresh": 2.0, "stale": 2.0}, "refresh < stale"),
@@ -282,6 +288,7 @@ def test_wrong_targets_and_settings_are_refused():
             mpiml.CacherNode(source, **settings)
     with pytest.raises(mpiml.UsageError, match="not for a CacherNode"):
         mpiml.CacherNode(source).configure(source)
+    assert mpiml.CacherNode(source, 1e12, math.inf).kwargs["stale"] == math.inf
 
 
 def test_the_allow_list_of_the_target_holds():

@@ -189,7 +189,7 @@ def test_nothing_is_put_after_the_body_has_returned(mode):
 @pytest.mark.parametrize("timeout", [-1, float("nan"), True, "1"])
 def test_a_wrong_timeout_is_refused(timeout):
     def body(subscriber):
-        with pytest.raises(mpiml.UsageError, match="timeout: expected None or seconds >= 0"):
+        with pytest.raises(mpiml.UsageError, match="expected timeout >= 0 or None"):
             subscriber.get(timeout)
         return hear(subscriber)
 
