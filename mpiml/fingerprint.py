@@ -51,6 +51,7 @@ class Describer:
         self._hashes: dict[int, str] = {}  # of functions and classes, by id
         self._codes: dict[types.CodeType, str] = {}
         self._modules: dict[str, bool] = {}
+        self._ends: dict[End, int] = {}  # of topics, in the order in which they were met
 
     def text(self, value: Any) -> str:
         """Return `value` as text: plain values by value, other objects by type and shape."""
@@ -134,7 +135,9 @@ class Describer:
             what = (
                 "publisher" if value.publishes else f"subscriber, source {text(value.source)}"
             )
-            return f"{value.topic!r}: {what}"
+            # one that is given twice is one place in its node, two alike are two
+            number = self._ends.setdefault(value, len(self._ends))
+            return f"{value.topic!r}: {what}, end {number}"
         if isinstance(value, types.ModuleType):
             return f"module {value.__name__}"
         if hasattr(type(value), "__dataclass_fields__"):

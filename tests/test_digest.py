@@ -87,6 +87,20 @@ def _with_constant(constant):
     return lambda *args: constant
 
 
+@pytest.mark.parametrize("twice", [False, True])
+def test_one_subscriber_given_twice_is_not_two(twice):
+    def build(twice):
+        program = Program("p")
+        topic = program.topic("x")
+        first = topic.subscriber()
+        second = first if twice else topic.subscriber()
+        program.add_node(PyNode(work, topic.publisher(), first, second), label="work")
+        return program
+
+    assert difference(build(twice), build(twice)) == ""
+    assert '"argument 2 of work"' in difference(build(twice), build(not twice))
+
+
 @pytest.mark.parametrize(
     ("first", "second", "named"),
     [
