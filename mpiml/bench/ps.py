@@ -66,7 +66,7 @@ MODES = {
 }
 HIGH = 3  # staleness from here on is one row
 SOONER = 1.5
-GROWS = Goal("> 1 x", lambda value, ratio: value > 1)
+GROWS = Goal(">= 1.3 x", lambda value, ratio: value >= 1.3)  # clear of noise
 _Rows = list[Row]
 _Said = tuple[_Rows, list[str]]
 _Found = dict[str, list[float]]

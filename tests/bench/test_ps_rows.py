@@ -70,7 +70,7 @@ def test_rates_and_shares_of_staleness():
     assert "0: 5, 2: 1, 3: 2, 7: 2" in notes[0]
 
 
-@pytest.mark.parametrize(("two", "reached"), [(15.0, True), (9.0, False)])
+@pytest.mark.parametrize(("two", "reached"), [(15.0, True), (12.0, False)])
 def test_updates_are_to_grow_with_the_servers(two, reached):
     rows = grown_rows("links", "slow cards", [10.0], [two], GROWS)
     assert [row.key for row in rows] == ["links_rate_1s", "links_rate_2s", "links_grown"]
