@@ -13,14 +13,17 @@ from mpiml.errors import Stopped
 from mpiml.graph import Vertex
 from mpiml.handles import bind
 from mpiml.nodes import PyNode, ServiceNode, served_methods
-from mpiml.readiness import LEFT, READY
+from mpiml.readiness import READY
 from mpiml.reducing import REDUCE, reduce_here
 from mpiml.scope import BodyScope, current_scope, enter, leave
 from mpiml.server import MethodScope, Request, Server
 from mpiml.streams import start_stream
 from mpiml.waits import Wait
 
-__all__ = ["HostedNode", "has_body"]
+__all__ = ["LEFT", "HostedNode", "has_body"]
+
+LEFT = "\0left"
+"""A method of every node: answers when the body is over; True, if it has returned by itself."""
 
 RUNS, RETURNED, STOPPED, FAILED = range(4)
 """How a body was left."""
@@ -97,6 +100,7 @@ class HostedNode:
         self.resumed = Wait(f"{self.title}: asking its role to go on")
         self.waiting = False  # the body sits in wait_for_stop, for as long as it takes
         self.thread = 0  # identity of the thread that runs the body
+        self.bound: dict[object, int] = {}  # functions of `bind` under way: their threads
         self.calling_back = False
         self.body = has_body(vertex.node)
         self.returned = not self.body

@@ -12,25 +12,25 @@ from mpiml.seconds import timeout_seconds
 
 if TYPE_CHECKING:
     from mpiml.futures import Future
+    from mpiml.target import Target
 
-__all__ = ["LEFT", "READY", "wait_until_ready"]
+__all__ = ["READY", "wait_until_ready"]
 
 READY: Final = "\0ready"  #: the method that every node has for it
-LEFT: Final = "\0left"  #: answers when the body is over: True, if it has returned by itself
 
 
 def wait_until_ready(
-    clients: "Client | ClientGroup | Iterable[Any]", timeout: float | None = None
+    clients: "Client | ClientGroup | Iterable[Any] | Any", timeout: float | None = None
 ) -> None:
     """Wait until services have been constructed, and answer.
 
-    A single call waits for that anyhow; this is for code that is to begin only when all are up. A
+    Local: asks them, and only the calling node waits. A single call waits for that anyhow; this is for code that is to begin only when all are up. A
     service that runs a long method answers after it. Other nodes are ready from the beginning.
 
     Parameters
     ----------
     clients : client, group of clients, or iterable of these
-        Which ones.
+        Which ones. The client of a parameter server stands for all its shards.
     timeout : float, optional
         Seconds, for all of them together. None, and infinity: no deadline.
 
@@ -48,7 +48,7 @@ def wait_until_ready(
     seconds = timeout_seconds("wait_until_ready", timeout)
     from mpiml.futures import wait
 
-    targets = {c.__dict__["_target"].vertex: c.__dict__["_target"] for c in _flat(clients)}
+    targets = {target.vertex: target for target in _flat(clients)}
     deadline = None if seconds is None else time.monotonic() + seconds
     # a deadline of the clients is for their calls
     open_: list[Future] = [
@@ -72,12 +72,16 @@ def wait_until_ready(
         open_ = late
 
 
-def _flat(given: Any) -> list[Client]:
+def _flat(given: Any) -> "list[Target]":
+    """Return what is to be asked; a client that is several nodes' says so by `_ready_targets`."""
     if isinstance(given, Client):
-        return [given]
+        return [given.__dict__["_target"]]
+    made_of = getattr(type(given), "_ready_targets", None)
+    if made_of is not None:
+        return list(made_of(given))
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise UsageError(
             f"wait_until_ready: expected clients, got {type(given).__name__}. Give what a handle "
             "became inside this node."
         )
-    return [client for one in given for client in _flat(one)]
+    return [target for one in given for target in _flat(one)]

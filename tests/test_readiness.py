@@ -1,9 +1,11 @@
 """`mpiml.wait_until_ready`: constructed services, who is late, who has failed."""
 
+import numpy as np
 import pytest
 
 import mpiml
 from tests.playing import Gate, both, play
+from tests.roles.parameter_server.serving import node, served
 
 
 class Slow:
@@ -24,6 +26,16 @@ class Fast:
         return mpiml.context().index
 
 
+class Several:
+    """A client that is made of others, as that of a parameter server is."""
+
+    def __init__(self, clients):
+        self.clients = clients
+
+    def _ready_targets(self):
+        return [client.__dict__["_target"] for client in self.clients]
+
+
 @both
 def test_it_returns_when_all_are_constructed_and_names_who_is_late(mode):
     def body(gate, slow, fast):
@@ -36,6 +48,8 @@ def test_it_returns_when_all_are_constructed_and_names_who_is_late(mode):
             mpiml.wait_until_ready([slow, fast], timeout=0.01)
         with pytest.raises(mpiml.DeadlineError, match="not ready: slow/0"):
             mpiml.wait_until_ready(slow, timeout=0)
+        with pytest.raises(mpiml.DeadlineError, match=r"not ready: slow/0\. "):
+            mpiml.wait_until_ready([Several([slow]), Several(fast)], timeout=0.01)
         gate.open()
         # a deadline for calls is not one for this
         mpiml.wait_until_ready((slow.with_options(timeout=0), slow, fast, gate))
@@ -52,6 +66,20 @@ def test_it_returns_when_all_are_constructed_and_names_who_is_late(mode):
         concurrency={"gate": 2},
         after=lambda handles: _nodes(handles["slow"]).configure(handles["gate"]),
     )
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+@both
+def test_the_client_of_a_parameter_server_stands_for_its_shards(mode, shards):
+    def body(params):
+        mpiml.wait_until_ready(params)
+        mpiml.wait_until_ready([params, params.with_options(timeout=0)], timeout=30.0)
+        titles = [target.title for target in params._ready_targets()]
+        assert titles == [f"params/{shard}" for shard in range(shards)]
+        return params.pull()[1]
+
+    init = {"w": np.zeros(40), "v": np.zeros(3)}
+    assert served(mode, node(init, shards=shards), body) in ([0], [])
 
 
 def _nodes(handle):
@@ -83,7 +111,7 @@ def test_the_error_is_that_of_the_one_that_has_failed():
     program.add_node(mpiml.ServiceNode(Fast), label="bad")
     program.add_node(mpiml.PyNode(lambda: None), label="body")
     with mpiml.testing.running(program, manual=["body"]) as run:
-        nodes = {node.title: node for node in run._runtime.nodes}
+        nodes = {one.title: one for one in run._runtime.nodes}
         nodes["bad/0"].server.fail_all(ValueError("boom in the constructor"))
         with pytest.raises(mpiml.ServiceGoneError, match="bad/0 failed: ValueError") as caught:
             mpiml.wait_until_ready([run.client("good"), run.client("bad")])

@@ -8,9 +8,8 @@ from typing import Any
 from mpiml.context import context
 from mpiml.errors import DeadlineError, ServiceGoneError, UsageError
 from mpiml.handles import find
-from mpiml.hosting import has_body
+from mpiml.hosting import LEFT, has_body
 from mpiml.payload import SNAPSHOT
-from mpiml.readiness import LEFT
 from mpiml.references import Handle
 from mpiml.scope import current_scope
 from mpiml.seconds import timeout_seconds

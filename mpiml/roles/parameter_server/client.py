@@ -280,6 +280,9 @@ class ParameterClient:
             found["filters"] = self._filters.statistics()
         return {**found, "reads": 0 if local is None else local.reads}
 
+    def _ready_targets(self) -> list[Any]:
+        return [shard.__dict__["_target"] for shard in self._shards]
+
     def _open(self) -> tuple[TreeParts, LocalReader | None]:
         if self._known.opened is None:
             # not under the lock: a service that waits lets calls in that get here too
