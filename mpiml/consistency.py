@@ -39,8 +39,9 @@ class Async(Consistency):
     Parameters
     ----------
     by_staleness : bool
-        Divide the step by the staleness of the gradient, the number of updates since the pull it
-        was computed from, plus one (Zhang et al., IJCAI 2016).
+        Divide the learning rate by the staleness of the gradient, the number of updates since the
+        pull it was computed from, plus one. (Zhang et al., IJCAI 2016, divide by a staleness that
+        is 1 where ours is 0 or 1.) An update function gets the gradient divided instead.
     compensate : float
         λ of delay compensation (Zheng et al., ICML 2017): g + λ g ⊙ g ⊙ (w_now - w_then); 0: none.
     """
@@ -76,7 +77,7 @@ class BoundedDelay(Consistency):
         object.__setattr__(self, "tau", whole_number("BoundedDelay: tau", self.tau, 0))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class BSP(BoundedDelay):
     """Bulk synchronous: iteration after iteration, each on the parameters after the one before."""
 
@@ -87,6 +88,9 @@ class BSP(BoundedDelay):
             raise UsageError(
                 f"BSP: expected no tau, got {self.tau!r}. Use BoundedDelay({self.tau!r})."
             )
+
+    def __repr__(self) -> str:
+        return "BSP()"
 
 
 @dataclass(frozen=True)
@@ -159,7 +163,7 @@ def as_consistency(value: Any, where: str) -> Consistency:
     UsageError
         It is none.
     """
-    if isinstance(value, Consistency) and type(value) is not Consistency:
+    if isinstance(value, Async | Backup | BoundedDelay | DropStale | SSP):
         return value
     found = _NAMES.get(value) if isinstance(value, str) else None
     if found is None:

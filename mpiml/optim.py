@@ -108,7 +108,9 @@ class Optimizer:
         check_parameter(f"{self.name}.init", like)
         return tuple(namespace(like).zeros_like(like) for _ in self.states)
 
-    def apply(self, param: Any, grad: Any, state: Sequence[Any], step: int) -> None:
+    def apply(
+        self, param: Any, grad: Any, state: Sequence[Any], step: int, rate: float = 1.0
+    ) -> None:
         """Do one step in place.
 
         Parameters
@@ -122,6 +124,9 @@ class Optimizer:
             What `init` returned; changed.
         step : int
             Number of this step, from 1.
+        rate : float
+            What the learning rate is multiplied with, in this step. The state learns of the
+            gradient as it is.
 
         Raises
         ------
@@ -131,6 +136,8 @@ class Optimizer:
         if step < 1:
             raise UsageError(f"{self.name}.apply: expected a step from 1 on, got {step}")
         c = self.coefficients(step)
+        if rate != 1:
+            c = c._replace(rate=c.rate * rate)
         apply(f"{self.name}.apply", self.rule, c, param, grad, state)
 
     def state_dict(self) -> dict[str, Any]:

@@ -54,7 +54,8 @@ class Cache(Generic[_Asked]):
         self.stale = stale
         self.refresh = refresh
         self.most = most
-        self._kept: OrderedDict[bytes, _Asked] = OrderedDict()
+        self._kept: OrderedDict[bytes, _Asked] = OrderedDict()  # not read for longest, first
+        self._came: OrderedDict[bytes, None] = OrderedDict()  # the same keys: came first, first
         self._under_way: dict[bytes, _Asked] = {}
 
     def __len__(self) -> int:
@@ -65,10 +66,11 @@ class Cache(Generic[_Asked]):
 
         It may be under way: readers that come meanwhile share one call.
         """
+        self._purge(now)
         kept = self._kept.get(key)
         if kept is not None and now - kept.made > self.stale:
             kept = None
-            del self._kept[key]
+            self._forget(key)
         elif kept is not None:
             self._kept.move_to_end(key)
         found = kept or self._under_way.get(key)
@@ -79,6 +81,7 @@ class Cache(Generic[_Asked]):
 
     def begin(self, asked: _Asked) -> None:
         """Note a question: it is made now."""
+        self._purge(asked.made)
         self._under_way[asked.key] = asked
 
     def finish(self, asked: _Asked, good: bool) -> None:
@@ -96,23 +99,39 @@ class Cache(Generic[_Asked]):
         if kept is None and asked.renews and not asked.reads:
             return  # it has gone meanwhile, since others are read more
         self._kept[key] = asked
+        self._came[key] = None
+        self._came.move_to_end(key)
         while len(self._kept) > self.most:
-            self._kept.popitem(last=False)
+            self._forget(next(iter(self._kept)))
 
     def drop(self, asked: _Asked) -> None:
         """Keep this answer no longer."""
         if self._kept.get(asked.key) is asked:
-            del self._kept[asked.key]
+            self._forget(asked.key)
 
     def due(self, now: float) -> list[_Asked]:
         """Return what is to be asked for again now; stale answers go."""
         for asked in [a for a in self._kept.values() if now - a.made > self.stale]:
-            del self._kept[asked.key]
+            self._forget(asked.key)
         return [asked for at, asked in self._times() if at <= now]
 
     def next_due(self) -> float | None:
         """Return when `due` will have something, as things stand; None: not without readers."""
         return min((at for at, _ in self._times()), default=None)
+
+    def _purge(self, now: float) -> None:
+        """Let stale answers go, which nobody may read again; looks at one that stays, at most.
+
+        One that took long may be stale behind one that is not: it goes with that one.
+        """
+        while self._came:
+            key = next(iter(self._came))
+            if now - self._kept[key].made <= self.stale:
+                return
+            self._forget(key)
+
+    def _forget(self, key: bytes) -> None:
+        del self._kept[key], self._came[key]
 
     def _times(self) -> list[tuple[float, _Asked]]:
         if self.refresh is None:

@@ -36,6 +36,31 @@ def test_readers_share_a_question_that_is_young_enough():
     assert cache.read(b"k", 2.5) is second
 
 
+@pytest.mark.parametrize("refresh", [None, 0.5])
+def test_stale_answers_go_though_nobody_reads_them_again(refresh):
+    cache = Cache(stale=1.0, refresh=refresh)
+    for n in range(1000):
+        key, now = b"%d" % n, 10.0 * n
+        assert cache.read(key, now) is None
+        cache.finish(ask(cache, key, now), True)
+        assert len(cache) == 1
+    assert cache.read(b"of something else", 1e6) is None
+    assert len(cache) == 0
+
+
+def test_an_answer_that_took_long_goes_with_those_before_it():
+    cache = Cache(stale=2.0)
+    slow, quick = ask(cache, b"slow", 0.0), ask(cache, b"quick", 1.0)
+    cache.finish(quick, True)
+    cache.finish(slow, True)
+    assert cache.read(b"slow", 2.5) is None
+    again = ask(cache, b"slow", 2.5)
+    cache.finish(again, True)
+    assert cache.read(b"other", 3.5) is None
+    assert len(cache) == 1  # quick has gone
+    assert cache.read(b"slow", 4.5) is again
+
+
 def test_errors_are_not_kept():
     cache = Cache(stale=5.0)
     cache.finish(ask(cache, b"k", 0.0), False)

@@ -12,13 +12,16 @@ import numpy as np
 
 from mpiml.errors import ServiceGoneError, UsageError
 from mpiml.payload import SNAPSHOT, give, pack_call
-from mpiml.roles.parameter_server.reading import LocalReader, OneAtATime
+from mpiml.roles.parameter_server.reading import LocalReader, OneAtATime, is_near
 from mpiml.roles.parameter_server.settings import Settings
 from mpiml.roles.parameter_server.tree import TreeParts
 from mpiml.scope import Scope
 from mpiml.target import Reply
 
 __all__ = ["ParameterClient"]
+
+
+_clients = itertools.count()  # of this process; a vertex is of one
 
 
 class ParameterClient:
@@ -40,6 +43,7 @@ class ParameterClient:
         self._in_order: Any = nullcontext()
         if settings.pull_filters and worker is not None:
             self._in_order = OneAtATime(node.runtime.engine, "another pull of this node")
+        self._number = next(_clients)
         self._numbers = itertools.count()
         # pushes that have not been waited for, and whether the user has their future
         self._sent: deque[tuple[Any, bool]] = deque()
@@ -133,9 +137,13 @@ class ParameterClient:
                 self._filters.saw(tree.leaves(found[0]))
         return found
 
+    def _request_key(self) -> tuple[int, int, int]:
+        """Return a name for a pull that no other has, of any client in the program."""
+        return self._node.vertex, self._number, next(self._numbers)
+
     def _ask(self, selections: Mapping[int, Any] | None) -> tuple[int, dict[int, Any]]:
         """Ask for parts of one version: all, or some of some servers."""
-        key = ("pull", self._node.vertex, next(self._numbers))
+        key = self._request_key()
         count = len(self._shards)
         asked = [s for s in range(1, count) if selections is None or s in selections]
         parts = {
@@ -227,7 +235,7 @@ class ParameterClient:
 
     def _push_and_ask(self, parts: Any, version: int) -> tuple[int, dict[int, Any]]:
         """Push to all servers and ask for all parts, in one round trip."""
-        key = ("pull", self._node.vertex, next(self._numbers))
+        key = self._request_key()
         asked = range(1, len(self._shards))
         with self._lock:
             number = next(self._numbers)
@@ -298,10 +306,10 @@ class ParameterClient:
                         self._known.filters = WorkerFilters(
                             tree.plan, self._worker, self._settings
                         )
-                    self._known.opened = (
-                        tree,
-                        LocalReader.of(found, self._worker, self._settings),
-                    )
+                    local = None
+                    if is_near(self._node, self._shards):
+                        local = LocalReader.of(found, self._worker, self._settings)
+                    self._known.opened = tree, local
         return self._known.opened
 
     @property

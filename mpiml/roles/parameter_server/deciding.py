@@ -77,11 +77,19 @@ class Decider:
         """Tell whether a worker may read now."""
         return self._order.readable(worker)
 
-    def lagging(self, worker: int) -> str:
-        """Return what a worker waits for that may not read."""
+    def takes(self, worker: int) -> bool:
+        """Tell whether a gradient of a worker may come now."""
+        return self._order.takes(worker)
+
+    def all_readable(self) -> list[bool]:
+        """Tell it of each worker."""
+        return self._order.all_readable()
+
+    def lagging(self, worker: int, what: str) -> str:
+        """Return what a worker waits for that may not go on with a pull or a push."""
         clocks = self._order.clocks
         return (
-            f"a pull of worker {worker}, whose clock is {clocks[worker]}, waits for others: "
+            f"{what} of worker {worker}, whose clock is {clocks[worker]}, waits for others: "
             f"{self._consistency!r}, clocks {clocks}"
         )
 
@@ -91,11 +99,12 @@ class Decider:
     def _entry(self, update: Update) -> Entry:
         for staleness in update.staleness:
             self._staleness[_bin(staleness)] += 1
-        factors = None
+        rate = 1.0
         if self._by_staleness:
-            factors = tuple([1 / (staleness + 1) for staleness in update.staleness])
+            (staleness,) = update.staleness  # each gradient is a step of its own
+            rate = 1 / (staleness + 1)
         keys, versions = zip(*update.gradients, strict=True)
-        return Apply(keys, update.workers, versions, factors)
+        return Apply(keys, update.workers, versions, rate)
 
     def statistics(self) -> dict[str, Any]:
         """Return what there was, for logs.

@@ -21,7 +21,7 @@ class Apply(NamedTuple):
     keys: tuple[Hashable, ...]
     workers: tuple[int, ...]
     versions: tuple[int, ...]  #: of the parameters that each was computed from
-    factors: tuple[float, ...] | None  #: what each is multiplied by
+    rate: float = 1.0  #: what the step is multiplied with
 
 
 class Drop(NamedTuple):

@@ -76,7 +76,9 @@ class Order(ABC):
                 f"{version}"
             )
         if worker not in self._live:
-            raise UsageError(f"push: worker {worker} has left")
+            raise UsageError(
+                f"push: worker {worker}: expected a node that has not returned, got one that has"
+            )
         found = self._push(worker, version, gradient)
         self.dropped += bool(found.dropped)
         return found
@@ -84,9 +86,17 @@ class Order(ABC):
     @abstractmethod
     def _push(self, worker: int, version: int, gradient: Any) -> Pushed: ...
 
+    def takes(self, worker: int) -> bool:
+        """Tell whether a gradient of this worker may come now; it waits else, as a read does."""
+        return True
+
     @abstractmethod
     def readable(self, worker: int) -> bool:
         """Tell whether a read of this worker may be answered now; it waits else."""
+
+    def all_readable(self) -> list[bool]:
+        """Tell it of each worker."""
+        return [self.readable(worker) for worker in range(len(self.clocks))]
 
     def clock(self, worker: int) -> list[Update]:
         """Note that a worker has finished an iteration; return what is to be applied now."""
@@ -141,6 +151,10 @@ class _Stale(Order):
     def readable(self, worker: int) -> bool:
         return self.clocks[worker] - self._slowest() <= self._s
 
+    def all_readable(self) -> list[bool]:
+        slowest = self._slowest()
+        return [clock - slowest <= self._s for clock in self.clocks]
+
 
 class _ByIteration(Order):
     """`BoundedDelay`: all gradients of an iteration together, and reads wait for iterations."""
@@ -174,6 +188,9 @@ class _ByIteration(Order):
                 updates.append(self._apply(held))
         return updates
 
+    def takes(self, worker: int) -> bool:
+        return self.readable(worker)  # so at most tau + 1 gradients of a worker are held
+
     def readable(self, worker: int) -> bool:
         return self._finished >= self.clocks[worker] - self._tau
 
@@ -185,6 +202,7 @@ class _FirstOf(Order):
         super().__init__(workers)
         self._needed = workers - backups
         self._held: list[tuple[int, int, Any]] = []
+        self._without = 0  # workers of this step that add nothing
         self._last = [-1] * workers  # the step of each worker's last gradient
 
     def _push(self, worker: int, version: int, gradient: Any) -> Pushed:
@@ -199,15 +217,28 @@ class _FirstOf(Order):
         self._held.append((worker, version, gradient))
         return Pushed(self._ripe())
 
+    def clock(self, worker: int) -> list[Update]:
+        """Note that a worker takes part in this step with nothing."""
+        super().clock(worker)
+        if self._last[worker] == self.version:
+            return []  # it has its part in it
+        self._last[worker] = self.version
+        self._without += 1
+        return self._ripe()
+
     def leave(self, worker: int) -> list[Update]:
         super().leave(worker)
         return self._ripe()
 
     def _ripe(self) -> list[Update]:
-        present = self._live | {held[0] for held in self._held}
-        if len(self._held) < max(1, min(self._needed, len(present))):
+        present = len(self._live | {held[0] for held in self._held})
+        if len(self._held) + self._without < max(1, min(self._needed, present)):
             return []
         held, self._held = self._held, []
+        self._without = 0
+        if not held:  # nobody adds anything: the same step once more
+            self._last = [-1] * len(self._last)
+            return []
         return [self._apply(held)]
 
     def readable(self, worker: int) -> bool:
@@ -229,7 +260,8 @@ def order_of(consistency: Consistency, workers: int) -> Order:
     if isinstance(consistency, Backup):
         if consistency.b >= workers:
             raise UsageError(
-                f"{consistency!r}: expected more workers than backups, got {workers}"
+                f"{consistency!r}: expected more workers than backups, got {workers}. Give the "
+                "handle to more nodes, or take fewer backups."
             )
         return _FirstOf(workers, consistency.b)
     if isinstance(consistency, DropStale):

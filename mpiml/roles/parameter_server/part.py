@@ -55,6 +55,12 @@ class Part:
             end - begin, begin % LINE, self._moved, workers, shared
         )
         self._compensate = _compensation(settings.consistency)
+        if self._compensate and plan.tables:
+            raise UsageError(
+                "ParameterServerNode: expected arrays only with Async(compensate=), since servers "
+                f"keep what each worker has pulled, got {plan.leaves[plan.tables[0]]}, of which "
+                "workers pull rows. Leave the one or the other out."
+            )
         self._then: dict[int, tuple[int, Any]] = {}  # what each worker has pulled last
         self._filters = filters
         self._decode = settings.decode
@@ -103,7 +109,7 @@ class Part:
             ]
         self.memory.begin()
         try:
-            self._store.apply(gradients, entry.factors)
+            self._store.apply(gradients, entry.rate)
         finally:
             self.memory.end()
 

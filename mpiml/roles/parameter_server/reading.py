@@ -14,7 +14,7 @@ from mpiml.roles.parameter_server.tree import TreeParts
 from mpiml.scope import current_scope
 from mpiml.waits import Wait
 
-__all__ = ["LocalReader", "OneAtATime"]
+__all__ = ["LocalReader", "OneAtATime", "is_near"]
 
 _LOOKS: Final = 100  # at the versions, before all parts are copied
 _TRIES: Final = 8  # to copy all parts between the same two updates
@@ -127,3 +127,13 @@ class OneAtATime:
                 return
             wait = self._queue.popleft()
         self._engine.fulfil(wait)
+
+
+def is_near(node: Any, shards: Sequence[Any]) -> bool:
+    """Tell whether all servers are on a node's host. Local."""
+    runtime = getattr(node, "runtime", None)
+    if runtime is None:  # code around the program
+        return False
+    ranks = [shard.__dict__["_target"].rank for shard in shards]
+    ranks.append(runtime.ranks[node.vertex])
+    return len({runtime.hosts.host_of(rank) for rank in ranks}) == 1

@@ -7,10 +7,11 @@ let others in.
 """
 
 import time
+from collections import deque
 from collections.abc import Hashable, Sequence
 from typing import Any, Final, NamedTuple
 
-from mpiml.errors import ServiceGoneError
+from mpiml.errors import ServiceGoneError, UsageError
 from mpiml.payload import give
 from mpiml.roles.parameter_server.deciding import Decider
 from mpiml.roles.parameter_server.following import Apply, Entry, Following, Mark, Step
@@ -26,6 +27,7 @@ from mpiml.waits import Wait
 __all__ = ["Opened", "Shard"]
 
 _SLICE: Final = 0.5  # s: how often a wait looks whether the program stops
+_AHEAD: Final = 16  # pushes of a worker that may wait for other workers
 _STOPPED: Final = 2.0  # s, after the stop has come, that a wait goes on
 
 _Selection = Sequence[tuple[int, Any]] | None
@@ -78,6 +80,7 @@ class Shard:
             role = [v for v in runtime.vertices if v.role_index == node.spec.role_index]
             self._others = [runtime.client(v.id, node) for v in role[1:]]
         self._waiting: list[tuple[int, Wait]] = []
+        self._pushing: dict[int, deque[int]] = {}  # of each worker, pushes that wait
         self._publish()
         node.leaving.append(lambda _: self._part.memory.close())
 
@@ -111,6 +114,7 @@ class Shard:
             return True
         try:
             gradient = self._part.decode(worker, message)
+            self._await_turn(worker, number)
             used, entries = self._decider.push(worker, number, version)
         except BaseException:
             self._tell([self._decider.drop(key)])
@@ -122,7 +126,11 @@ class Shard:
         self, worker: int, number: int, version: int, message: Any, key: Hashable, asked: Any
     ) -> tuple[bool, int, Any]:
         """Do `push`, then `pull` all there is."""
-        used = self.push(worker, number, version, message)
+        try:
+            used = self.push(worker, number, version, message)
+        except BaseException:
+            self._mark(key, asked)  # the parts are asked for already
+            raise
         return used, *self.pull(worker, key, None, asked)
 
     def skip(self, worker: int) -> bool:
@@ -156,10 +164,9 @@ class Shard:
         assert self._decider is not None
         if self._decider.open_to_all:
             return
-        self._publish()
-        for worker, wait in self._waiting:
-            if self._decider.readable(worker):
-                self._engine.fulfil(wait)
+        readable = self._publish()
+        if self._waiting:
+            self._wake(*[worker for worker, may in enumerate(readable) if may])
 
     def _tell(self, entries: Sequence[Entry]) -> None:
         for other in self._others:
@@ -190,10 +197,13 @@ class Shard:
         assert self._decider is not None
         if worker is not None:
             self._await_readable(worker)
-        for shard in asked:
-            self._others[shard - 1].futures.follow([Mark(key)])
+        self._mark(key, asked)
         self._decider.pulls += 1
         return self._part.version, self._values(worker, selection)
+
+    def _mark(self, key: Hashable, asked: Sequence[int]) -> None:
+        for shard in asked:
+            self._others[shard - 1].futures.follow([Mark(key)])
 
     def part(self, worker: int | None, key: Hashable, selection: _Selection) -> Any:
         """Return what is asked of this shard, of the version that `pull` returns."""
@@ -208,14 +218,47 @@ class Shard:
         return give(self._part.some(selection))
 
     def _await_readable(self, worker: int) -> None:
+        """Wait until a worker may read, and what it has pushed before has been taken."""
         assert self._decider is not None
-        while not self._decider.readable(worker):
-            wait = Wait(f"{self._node.title}: {self._decider.lagging(worker)}")
-            self._waiting.append((worker, wait))
-            try:
-                self._await(wait)
-            finally:
-                self._waiting.remove((worker, wait))
+        while not self._decider.readable(worker) or self._pushing.get(worker):
+            self._await_change(worker, "a pull")
+
+    def _await_turn(self, worker: int, number: int) -> None:
+        """Wait until the consistency takes a gradient of a worker, after those before it."""
+        assert self._decider is not None
+        queue = self._pushing.get(worker)
+        if not queue and self._decider.takes(worker):
+            return
+        if queue is None:
+            queue = self._pushing[worker] = deque()
+        if len(queue) >= _AHEAD:
+            raise UsageError(
+                f"push: expected at most {_AHEAD} pushes of a worker that wait for others, got one "
+                f"more: {self._decider.lagging(worker, 'it')}. Wait for the future of a push, or "
+                "pull, before the next."
+            )
+        queue.append(number)
+        try:
+            while queue[0] != number or not self._decider.takes(worker):
+                self._await_change(worker, "a push")
+        finally:
+            queue.remove(number)
+            self._wake(worker)
+
+    def _await_change(self, worker: int, what: str) -> None:
+        """Wait until something has changed for a worker."""
+        assert self._decider is not None
+        wait = Wait(f"{self._node.title}: {self._decider.lagging(worker, what)}")
+        self._waiting.append((worker, wait))
+        try:
+            self._await(wait)
+        finally:
+            self._waiting.remove((worker, wait))
+
+    def _wake(self, *workers: int) -> None:
+        for worker, wait in self._waiting:
+            if worker in workers:
+                self._engine.fulfil(wait)
 
     def _await(self, wait: Wait) -> None:
         """Wait, while other calls run; not beyond the end of the program."""
@@ -230,19 +273,22 @@ class Shard:
                         f"the program has stopped while waiting: {wait.about}"
                     )
 
-    def _publish(self) -> None:
-        """Tell workers of this host, in shared memory, whether they may read."""
-        words = self._part.memory.words
-        if words is not None and self._decider is not None:
-            for worker in range(len(words)):
-                words[worker] = self._decider.readable(worker)
+    def _publish(self) -> list[bool]:
+        """Return which workers may read; those of this host are told, in shared memory."""
+        if self._decider is None:
+            return []
+        readable = self._decider.all_readable()
+        if self._part.memory.words is not None:
+            self._part.memory.words[:] = readable
+        return readable
 
     # -- what there was ------------------------------------------------------------------------
 
     def statistics(self) -> dict[str, Any]:
         """Return what this shard has done, for logs."""
         done = {} if self._decider is None else self._decider.statistics()
-        return {"version": self._part.version, **done}
+        waiting = len(self._following) + len(self._waiting)
+        return {"version": self._part.version, "waiting": waiting, **done}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of this shard, to be saved; never served as a call."""

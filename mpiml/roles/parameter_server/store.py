@@ -1,6 +1,7 @@
 """The parameters of one server, the optimizer's state, and how gradients change them."""
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -107,12 +108,14 @@ class Store:
             if isinstance(term, Sparse):
                 expected = check_keys(term.indices, 0, array.size, "push").shape
                 term = term.values
-            if np.shape(term) != expected:
-                raise UsageError(f"push: expected {expected} values, got {np.shape(term)}")
+            kind = getattr(getattr(term, "dtype", None), "kind", "")
+            if np.shape(term) != expected or kind != "f":
+                raise UsageError(
+                    f"push: expected an array of {expected} floating-point numbers, got "
+                    f"{getattr(term, 'dtype', type(term).__qualname__)} {np.shape(term)}"
+                )
 
-    def apply(
-        self, gradients: Sequence[Sequence[Gradient]], factors: Sequence[float] | None = None
-    ) -> None:
+    def apply(self, gradients: Sequence[Sequence[Gradient]], rate: float = 1.0) -> None:
         """Do one step with the mean of some gradients.
 
         Where all gradients of a piece are sparse, only the elements in them are stepped: the
@@ -122,8 +125,9 @@ class Store:
         ----------
         gradients : sequence of sequence of Gradient
             Of each worker, one for each piece; added in this order.
-        factors : sequence of float, optional
-            What each worker's is multiplied with.
+        rate : float
+            What the step is multiplied with: the learning rate of an `Optimizer`; for a function,
+            the gradient.
 
         Raises
         ------
@@ -132,21 +136,21 @@ class Store:
         """
         self.step += 1
         count = len(gradients)
-        scales = [f / count for f in factors] if factors is not None else [1 / count] * count
+        scale = 1 / count
+        if not isinstance(self._optimizer, Optimizer):
+            scale *= rate  # a function has its own rate, which nobody knows
         for i, array in enumerate(self.arrays):
-            terms = [
-                (g[i], s) for g, s in zip(gradients, scales, strict=True) if g[i] is not None
-            ]
+            terms = [(g[i], scale) for g in gradients if g[i] is not None]
             if not terms:
                 continue
             if isinstance(array, Table):
-                self._step_rows(array, terms)
+                self._step_rows(array, terms, rate)
             elif all(isinstance(term, Sparse) for term, _ in terms):
-                self._step_at(i, *_joined(terms, array.dtype))
+                self._step_at(i, *_joined(terms, array.dtype), rate)
             else:
-                self._step(array, _mean(terms, array), self._states[i])
+                self._step(array, _mean(terms, array), self._states[i], rate)
 
-    def _step_rows(self, table: Table, terms: Sequence[tuple[Any, float]]) -> None:
+    def _step_rows(self, table: Table, terms: Sequence[tuple[Any, float]], rate: float) -> None:
         """Step the rows of a key range that any of the terms has."""
         if len(terms) == 1:
             (((indices, values), scale),) = terms
@@ -156,36 +160,36 @@ class Store:
             values = np.concatenate(
                 [np.multiply(term.values, s, dtype=table.keys.dtype) for term, s in terms]
             )
-        table.apply(_keys(indices, table), values, self.step, scale)
+        table.apply(_keys(indices, table), values, self.step, scale, rate)
 
-    def _step_at(self, i: int, indices: Any, values: Any) -> None:
+    def _step_at(self, i: int, indices: Any, values: Any, rate: float) -> None:
         """Step some elements of a piece: they are taken out, stepped, and put back."""
         array, state = self.arrays[i], self._states[i]
         some = array[indices]
         if isinstance(self._optimizer, Optimizer):
             picked = tuple(s[indices] for s in state)
-            self._step(some, values, picked)
+            self._step(some, values, picked, rate)
             for whole, part in zip(state, picked, strict=True):
                 whole[indices] = part
         else:
             dense = np.zeros_like(array)
             dense[indices] = values
-            self._step(array, dense, state)
+            self._step(array, dense, state, rate)
             return
         array[indices] = some
 
-    def _step(self, array: Any, gradient: Any, state: Any) -> None:
+    def _step(self, array: Any, gradient: Any, state: Any, rate: float) -> None:
         if not gradient.flags.aligned:  # an array of another dtype came before it in a message
             gradient = np.array(gradient)
         if isinstance(self._optimizer, Optimizer):
-            self._optimizer.apply(array, gradient, state, self.step)
+            self._optimizer.apply(array, gradient, state, self.step, rate)
         else:
             self._optimizer(array, gradient, state, self.step)
 
     def state_dict(self) -> dict[str, Any]:
         """Return copies of the arrays and of the optimizer's state; of a table, what it returns."""
         states = [
-            [np.array(s) for s in state] if isinstance(state, tuple) else dict(state)
+            [np.array(s) for s in state] if isinstance(state, tuple) else deepcopy(state)
             for state in self._states
         ]
         arrays = [
@@ -222,7 +226,7 @@ class Store:
                 for mine, its in zip(self._states[i], theirs, strict=True):
                     mine[:] = its
             else:
-                self._states[i] = dict(theirs)
+                self._states[i] = deepcopy(theirs)
         self.step = state["step"]
 
 

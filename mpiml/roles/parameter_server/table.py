@@ -7,6 +7,7 @@ the order in which they were made, and never move.
 """
 
 from collections.abc import Callable
+from copy import deepcopy
 from math import isqrt
 from typing import Any, Final
 
@@ -98,7 +99,9 @@ class Table:
         found[known] = self._values[places[known]]
         return found
 
-    def apply(self, keys: Any, values: Any, step: int, scale: float = 1.0) -> None:
+    def apply(
+        self, keys: Any, values: Any, step: int, scale: float = 1.0, rate: float = 1.0
+    ) -> None:
         """Step the rows of some keys, each once; what does not exist yet is made.
 
         Parameters
@@ -109,8 +112,8 @@ class Table:
             (m, width): the gradient; (m,) too where the width is 1.
         step : int
             Number of this step, from 1.
-        scale : float
-            The gradient is multiplied with it.
+        scale, rate : float
+            What the gradient is multiplied with; and an optimizer's learning rate.
 
         Raises
         ------
@@ -126,7 +129,7 @@ class Table:
         new = places < 0
         if new.any():
             places[new] = self._make(keys[new])
-        self._step(places, gradient, step)
+        self._step(places, gradient, step, rate)
 
     def check(self, keys: Any, values: Any) -> tuple[Any, Any]:
         """Return keys and values as `apply` takes them, (m,) int64 and (m, width).
@@ -164,12 +167,12 @@ class Table:
                 column[first:end] = begin
         return places
 
-    def _step(self, places: Any, gradient: Any, step: int) -> None:
+    def _step(self, places: Any, gradient: Any, step: int, rate: float) -> None:
         """Take rows out, step them, and put them back."""
         some = self._values[places]  # (m,) -> (m, width)
         state = {name: column[places] for name, column in self._columns.items()}
         if isinstance(self._optimizer, Optimizer):
-            self._optimizer.apply(some, gradient, tuple(state.values()), step)
+            self._optimizer.apply(some, gradient, tuple(state.values()), step, rate)
             for name, part in state.items():
                 self._columns[name][places] = part
         else:
@@ -211,7 +214,7 @@ class Table:
             "keys": keys.copy(),
             "values": self._values[places],
             "states": {name: column[places] for name, column in self._columns.items()},
-            "rest": dict(self._rest),
+            "rest": deepcopy(self._rest),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What the first server decides: entries for all, factors, and what is counted."""
+"""What the first server decides: entries for all, rates, and what is counted."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from mpiml.roles.parameter_server.following import Apply, Drop
 def test_gradients_become_entries_in_their_order():
     decider = Decider(BSP(), 2)
     assert decider.push(1, 7, 0) == (True, [])
-    assert decider.push(0, 3, 0) == (True, [Apply(((0, 3), (1, 7)), (0, 1), (0, 0), None)])
+    assert decider.push(0, 3, 0) == (True, [Apply(((0, 3), (1, 7)), (0, 1), (0, 0))])
     assert decider.readable(0)
     assert not decider.open_to_all
 
@@ -25,11 +25,11 @@ def test_a_stale_gradient_is_dropped_and_counted():
         decider.push(0, 2, 2)
 
 
-def test_factors_are_by_staleness():
+def test_rates_are_by_staleness():
     decider = Decider(Async(by_staleness=True), 2)
-    for number, factor in enumerate([1, 1 / 2, 1 / 3]):
+    for number, rate in enumerate([1, 1 / 2, 1 / 3]):
         _, (entry,) = decider.push(0, number, 0)
-        assert entry.factors == (factor,)
+        assert entry.rate == rate
 
 
 def test_the_histogram_is_exact_where_it_matters_and_never_long():

@@ -7,7 +7,7 @@ from mpiml.roles.parameter_server.following import Apply, Drop, Following, Mark
 
 
 def apply(*keys):
-    return Apply(keys, tuple(0 for _ in keys), tuple(0 for _ in keys), None)
+    return Apply(keys, tuple(0 for _ in keys), tuple(0 for _ in keys))
 
 
 def test_a_decision_waits_for_its_gradients():

@@ -222,3 +222,65 @@ def test_names():
     assert as_consistency("bsp", "") == BSP()
     assert as_consistency("async", "") == Async()
     assert as_consistency(SSP(3), "") == SSP(3)
+
+
+@given(st.integers(1, 4), st.integers(0, 2), st.data())
+def test_backup_drops_and_applies_by_its_definition_in_any_interleaving(needed, b, data):
+    """Of the steps that end, each has the first `needed` gradients; all others are dropped."""
+    workers = needed + b
+    order = order_of(Backup(b), workers)
+    step = [0] * workers  # of each worker's next gradient
+    came: dict[int, list[int]] = {}  # by step, who came in time
+    pushes = 0
+    for worker in data.draw(st.lists(st.integers(0, workers - 1), max_size=60)):
+        if not order.readable(worker):
+            continue
+        step[worker] = data.draw(st.integers(step[worker], order.version), label="pulled")
+        before = order.version
+        pushed = order.push(worker, step[worker], (worker, step[worker]))
+        pushes += 1
+        if step[worker] < before:
+            assert pushed.dropped
+        else:
+            assert not pushed.dropped
+            came.setdefault(before, []).append(worker)
+        for update in pushed.updates:
+            assert len(update.gradients) == needed
+            assert sorted(update.workers) == sorted(came[before])
+    assert order.dropped == pushes - sum(map(len, came.values()))
+
+
+def test_a_backup_step_goes_on_without_who_adds_nothing():
+    order = order_of(Backup(1), 3)
+    order.push(0, 0, "a")
+    (update,) = order.clock(1)  # two of three have had their part
+    assert update.gradients == ("a",)
+    assert all(order.readable(worker) for worker in range(3))
+    assert order.clock(0) == order.clock(0) == []  # counted once
+    assert not order.readable(0)
+    assert order.clock(1) == []  # nobody adds anything: the step begins again
+    assert order.readable(0)
+    assert order.version == 1
+
+
+@given(st.integers(0, 3), st.integers(1, 4), st.data())
+def test_bounded_delay_holds_few_gradients(tau, workers, data):
+    order = order_of(BoundedDelay(tau), workers)
+    held = [0] * workers
+    for worker in data.draw(st.lists(st.integers(0, workers - 1), max_size=80)):
+        if order.takes(worker):
+            held[worker] += 1
+            for update in order.push(worker, 0, None).updates:
+                for other in update.workers:
+                    held[other] -= 1
+        assert held[worker] <= tau + 1
+
+
+@given(st.integers(0, 3), st.integers(1, 5), st.data())
+def test_who_may_read_is_told_of_all_as_of_each(s, workers, data):
+    for consistency in (SSP(s), BoundedDelay(s), Backup(0), DropStale(s), Async()):
+        order = order_of(consistency, workers)
+        for worker in data.draw(st.lists(st.integers(0, workers - 1), max_size=20)):
+            order.clock(worker)
+            found = order.all_readable()
+            assert found == [order.readable(w) for w in range(workers)]

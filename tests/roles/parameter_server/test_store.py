@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpiml.errors import UsageError
-from mpiml.optim import SGD, Adagrad, Adam
+from mpiml.optim import SGD, Adagrad, Adam, Momentum
 from mpiml.roles.parameter_server.keys import Keys
 from mpiml.roles.parameter_server.layout import Piece, split, split_leaves
 from mpiml.roles.parameter_server.store import BLOCK, Sparse, Store
@@ -113,9 +113,9 @@ def test_one_dense_gradient_is_not_copied():
     seen = []
 
     class Seen(SGD):
-        def apply(self, param, grad, state, step):
+        def apply(self, param, grad, state, step, rate=1.0):
             seen.append(grad)
-            super().apply(param, grad, state, step)
+            super().apply(param, grad, state, step, rate)
 
     gradient = np.ones(1 << 18, "f4")
     (pieces,) = split([gradient.size], [4], 1)
@@ -138,23 +138,54 @@ def test_the_mean_is_the_same_in_blocks(dtype):
     size = 2 * BLOCK + 5
     grads = [rng.standard_normal(size).astype(dtype) for _ in range(3)]
     store = Store([np.zeros(size, "f4")], [Piece(0, 0, size)], SGD(1.0))
-    store.apply([[g] for g in grads], [1.0, 2.0, 0.5])
+    store.apply([[g] for g in grads])
     total = np.zeros(size, "f4")
-    for g, factor in zip(grads, [1.0, 2.0, 0.5], strict=True):
-        total += np.multiply(g, factor / 3, dtype="f4")
+    for g in grads:
+        total += np.multiply(g, 1 / 3, dtype="f4")
     assert (store.arrays[0] == -total).all()
 
 
-def test_factors_weigh_the_mean():
-    (store,) = stores(SGD(1.0), 1)
-    before = [a.copy() for a in store.arrays]
-    grads = [[np.full_like(a, value) for a in before] for value in (1, 2)]
-    store.apply(grads, [0.5, 2.0])
-    for array, start in zip(store.arrays, before, strict=True):
-        assert (array == start - array.dtype.type(2.25)).all()
-    store.apply(grads[:1], [0.5])
-    for array, start in zip(store.arrays, before, strict=True):
-        np.testing.assert_allclose(array, start - 2.75, rtol=1e-6)
+@pytest.mark.parametrize(
+    "optimizer", [SGD(1.0), Momentum(1.0), Adagrad(0.5), Adam(0.1)], ids=lambda o: o.name
+)
+def test_the_rate_is_of_the_step_and_not_of_the_gradient(optimizer):
+    """Half a rate moves every kind of parameter half as far, and the state learns the same."""
+    for rate in (1.0, 0.5):
+        leaves = [np.zeros(4, "f4"), np.zeros(4, "f4"), Keys(2**40, 1)]
+        (pieces,) = split_leaves(leaves, 1)
+        store = Store(leaves, pieces, optimizer)
+        some = Sparse(np.array([1, 2]), np.full(2, 3, "f4"))
+        rows = Sparse(np.array([1, 2]), np.full((2, 1), 3, "f4"))
+        store.apply([[np.full(4, 3, "f4"), some, rows]], rate)
+        moved = [store.arrays[0][1], store.arrays[1][1], store.take(2, np.array([2]))[0, 0]]
+        assert moved == pytest.approx([moved[0]] * 3)
+        if rate == 1:
+            whole = moved[0]
+    assert moved[0] == pytest.approx(whole / 2)
+
+
+def test_a_function_gets_its_gradient_by_the_rate():
+    seen = []
+    (store,) = stores(lambda p, g, state, step: seen.append(g.copy()), 1)
+    store.apply([[np.full_like(a, 4) for a in store.arrays]], 0.25)
+    assert all((g == 1).all() for g in seen)
+    assert seen
+
+
+def test_a_state_is_a_copy_of_all_a_function_keeps():
+    def update(p, g, state, step):
+        state.setdefault("sums", [np.zeros_like(p)])[0] += g
+
+    (store,) = stores(update, 1)
+    ones = [[np.ones_like(a) for a in store.arrays]]
+    store.apply(ones)
+    saved = store.state_dict()
+    store.apply(ones)
+    assert all((state["sums"][0] == 1).all() for state in saved["states"])
+    (other,) = stores(update, 1)
+    other.load_state_dict(saved)
+    other.apply(ones)
+    assert all((state["sums"][0] == 1).all() for state in saved["states"])
 
 
 def keyed(optimizer):
@@ -176,8 +207,8 @@ def test_gradients_of_a_key_range(optimizer):
         Sparse(np.array([7, 0]), np.array([[1, 2], [3, 4]], "f4")),
         Sparse(np.array([5, 7, 7]), np.array([[4, 4], [1, 1], [2, 2]], "f4")),
     ]
-    two.apply([[grads[0]], [grads[1]], [None]], [1.0, 0.5, 1.0])
-    mean = np.array([[3, 4], [2, 2], [2.5, 3.5]], "f4") * np.float32(1 / 3)  # keys 0, 5, 7
+    two.apply([[grads[0]], [grads[1]], [None]])
+    mean = np.array([[3, 4], [4, 4], [4, 5]], "f4") * np.float32(1 / 3)  # keys 0, 5, 7
     optimizer.apply(expected, mean, state, 1)
     np.testing.assert_allclose(two.take(0, np.array([0, 5, 7])), expected, rtol=1e-6)
     two.apply([[grads[0]], [None]])
@@ -223,9 +254,9 @@ def test_gradients_are_checked_one_by_one():
         ([dense, Sparse([2**39], np.ones((1, 2), "f4"))], "keys: expected 0 to 549755813887"),
         ([dense, Sparse([3.0], np.ones((1, 2), "f4"))], "keys: expected whole numbers"),
         ([dense, Sparse([3], np.ones(2, "f4"))], r"values: expected .* \(1, 2\)"),
-        ([np.ones(3, "f4"), rows], r"expected \(4,\) values, got \(3,\)"),
+        ([np.ones(3, "f4"), rows], r"expected an array of \(4,\) floating-point numbers, got float32 \(3,\)"),
         ([Sparse([4], np.ones(1)), rows], "keys: expected 0 to 3, got 4"),
-        ([Sparse([3], np.ones(2)), rows], r"expected \(1,\) values, got \(2,\)"),
+        ([Sparse([3], np.ones(2)), rows], r"expected an array of \(1,\) floating-point numbers, got float64 \(2,\)"),
     ]:
         with pytest.raises(UsageError, match=f"^push: .*{match}"):
             one.check(bad)

@@ -1,7 +1,7 @@
 """Filters of all pieces: at a server those of its workers, at a worker those of its servers.
 
-Whole pulls and all pushes go through them. Rows of key ranges, and pulls of some parameters only,
-go as they are.
+Whole pulls and all pushes of arrays go through them. Of key ranges `KeyCaching` alone says how
+pushes are written; their other messages, and pulls of some parameters only, go as they are.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,14 +9,17 @@ from typing import Any
 
 import numpy as np
 
+from mpiml.filters import KeyCaching
 from mpiml.roles.parameter_server.filtering.coders import (
     PullDecoder,
     PullEncoder,
     PushDecoder,
     PushEncoder,
 )
+from mpiml.roles.parameter_server.filtering.wire import Lists
 from mpiml.roles.parameter_server.plan import Plan
 from mpiml.roles.parameter_server.settings import Settings
+from mpiml.roles.parameter_server.store import Sparse
 
 __all__ = ["ServerFilters", "WorkerFilters"]
 
@@ -34,6 +37,32 @@ def _of(kind: Any, filters: Sequence[Any], plan: Plan, shard: int, worker: int) 
     return kind(filters, sizes, dtypes, stream=worker * len(plan.pieces) + shard)
 
 
+class _Rows:
+    """How rows of key ranges are written: their keys once, and then the hash of these. Local."""
+
+    def __init__(self, plan: Plan, shard: int, filters: Sequence[Any]) -> None:
+        most = [each.lists for each in filters if isinstance(each, KeyCaching)]
+        self._lists = {
+            number: Lists(most[0])
+            for number, dense in enumerate(_dense(plan, shard))
+            if most and not dense
+        }
+
+    def write(self, piece: int, gradient: Any) -> Any:
+        """Return the message for a gradient of a key range."""
+        if gradient is None or piece not in self._lists:
+            return gradient
+        name, known = self._lists[piece].find(gradient.indices)
+        return name if known else gradient.indices, gradient.values
+
+    def read(self, piece: int, message: Any) -> Any:
+        """Return what `write` has written."""
+        if message is None or piece not in self._lists:
+            return message
+        keys, values = message
+        return Sparse(self._lists[piece].take(keys), values)
+
+
 class ServerFilters:
     """At a server: of each of its workers, made when it is first heard of. Local."""
 
@@ -42,6 +71,7 @@ class ServerFilters:
         self._dense = _dense(plan, shard)
         self._decoders: dict[int, PushDecoder] = {}
         self._encoders: dict[int, PullEncoder] = {}
+        self._rows: dict[int, _Rows] = {}
         self.pulls = bool(settings.pull_filters)  #: whether pulls are filtered
 
     def decode(self, worker: int, messages: Sequence[Any]) -> list[Any]:
@@ -51,8 +81,10 @@ class ServerFilters:
             decoder = self._decoders[worker] = _of(
                 PushDecoder, self._settings.push_filters, self._plan, self._shard, worker
             )
+            self._rows[worker] = _Rows(self._plan, self._shard, self._settings.push_filters)
+        rows = self._rows[worker]
         return [
-            decoder.decode(piece, message) if dense else message
+            decoder.decode(piece, message) if dense else rows.read(piece, message)
             for piece, (message, dense) in enumerate(zip(messages, self._dense, strict=True))
         ]
 
@@ -76,6 +108,7 @@ class WorkerFilters:
         self._encoders = [
             _of(PushEncoder, settings.push_filters, plan, shard, worker) for shard in shards
         ]
+        self._rows = [_Rows(plan, shard, settings.push_filters) for shard in shards]
         self._decoders = [
             _of(PullDecoder, settings.pull_filters, plan, shard, worker) for shard in shards
         ]
@@ -89,8 +122,10 @@ class WorkerFilters:
             messages = []
             for piece, gradient in enumerate(gradients):
                 known = None if self._known is None else self._known[shard][piece]
-                dense = self._dense[shard][piece]
-                messages.append(encoder.encode(piece, gradient, known) if dense else gradient)
+                if self._dense[shard][piece]:
+                    messages.append(encoder.encode(piece, gradient, known))
+                else:
+                    messages.append(self._rows[shard].write(piece, gradient))
             found.append(messages)
         return found
 
