@@ -169,6 +169,7 @@ class Inbox:
         self._numbers = [0] * links  # of the last message that has come
         self._arrived = [0] * links  # how many messages have come
         self._owed = [0] * links  # acknowledgements
+        self._open = [0] * links  # messages that have come, and were not acknowledged
         self._order: deque[tuple[int, int]] = deque()  # (arrival, link), of those dropped too
         self._arrivals = 0
         self.count = 0  #: messages that wait here
@@ -182,6 +183,13 @@ class Inbox:
     def over(self) -> bool:
         """Whether nothing is left, and nothing will come."""
         return len(self._ended) == len(self._queues) and not self.count
+
+    def clear(self) -> None:
+        """Let go of what waits: nobody takes it any more."""
+        for queue in self._queues:
+            queue.clear()
+        self._order.clear()
+        self.count = 0
 
     def arrive(self, link: int, number: int, message: Any) -> int:
         """Take a message in; return how many of the link to acknowledge now."""
@@ -199,7 +207,8 @@ class Inbox:
                 self._forget()
         else:
             self.count += 1
-        return 0 if self._blocks else self._owe(link)
+        self._open[link] += 1
+        return self._owe(link, 0 if self._blocks else 1)
 
     def end(self, link: int, number: int) -> None:
         """Note that nothing more comes from a publisher, who has put so many messages."""
@@ -220,7 +229,7 @@ class Inbox:
                 _, number, message = queue.popleft()
                 self.count -= 1
                 taken = _new(Taken, (link, number, message))
-                return taken, self._owe(link) if self._blocks else 0
+                return taken, self._owe(link, 1) if self._blocks else 0
         return None
 
     def _forget(self) -> None:
@@ -232,9 +241,13 @@ class Inbox:
             if queues[link] and arrival >= queues[link][0][0]
         )
 
-    def _owe(self, link: int) -> int:
-        self._owed[link] += 1
-        if self._owed[link] < self._batch:
+    def _owe(self, link: int, more: int) -> int:
+        """Owe so many more acknowledgements; return how many to send now."""
+        count = self._owed[link] + more
+        # in batches, but at once to a publisher who has no room left: it waits for them
+        if count < self._batch and self._open[link] < self._n:
+            self._owed[link] = count
             return 0
-        count, self._owed[link] = self._owed[link], 0
+        self._owed[link] = 0
+        self._open[link] -= count
         return count

@@ -65,6 +65,10 @@ class Link:
         (self.put, self.deliver, lambda _: self.take())[choice // 7 % 3](link)
         self.most = max(self.most, len(self.inbox) + sum(map(len, self.wires)))
 
+    def settle_wires(self):
+        while any([self.deliver(link) for link in range(len(self.outboxes))]):
+            pass
+
     def settle(self, taking=True):
         links = range(len(self.outboxes))
         while any([self.deliver(link) for link in links]) or (taking and self.take()):
@@ -140,6 +144,32 @@ def test_a_blocked_publisher_goes_on_once_the_subscriber_takes(n):
         pass
     link.settle()
     assert link.put(0)
+
+
+@given(st.integers(1, 64), st.integers(1, 3), st.lists(st.integers(0, 104), max_size=400))
+def test_less_than_n_untaken_leave_room_once_all_has_come(n, links, choices):
+    link = Link(Keep(n), links)
+    for choice in choices:
+        link.step(choice)
+        if choice % 5 == 0:
+            link.settle_wires()
+            for i, outbox in enumerate(link.outboxes):
+                untaken = link.put_[i] - len(link.numbers(i))
+                assert untaken <= n
+                assert outbox.room == (untaken < n)
+
+
+@given(policies, choices)
+def test_what_was_let_go_is_not_taken(policy, choices):
+    link = Link(policy, 2)
+    for choice in choices:
+        link.step(choice)
+    settled = [link.inbox.settled(i) for i in range(2)]
+    link.inbox.clear()
+    assert not len(link.inbox)
+    assert link.inbox.take() is None
+    if isinstance(policy, Keep) and policy.on_full == "block":
+        assert settled == [len(link.numbers(i)) for i in range(2)]
 
 
 def test_messages_of_several_publishers_come_in_the_order_of_arrival():
