@@ -197,6 +197,10 @@ class Subscriber:
         deadline = None if seconds is None else time.monotonic() + seconds
         found, value = self._next(deadline, seconds)
         if not found:
+            if self._incoming.left:
+                raise ServiceGoneError(
+                    f"{self._about}: the node has closed its subscriber, or has returned"
+                )
             raise ServiceGoneError(
                 f"{self._about}: its publishers have returned: {', '.join(self._names)}"
             )
@@ -211,14 +215,18 @@ class Subscriber:
                 return True, self._value(taken)
             scope = current_scope(required=False) or self._scope
             wait = Wait(self._about)
+            watcher = partial(engine.fulfil, wait)
             if not incoming.over:
-                incoming.watch(partial(engine.fulfil, wait))
+                incoming.watch(watcher)
             elif not self._waits_for_stop(scope):
                 return False, None
-            if not engine.wait(wait, deadline, scope):
-                raise DeadlineError(
-                    f"{self._about}: expected one within {timeout:g} s, got none"
-                )
+            try:
+                if not engine.wait(wait, deadline, scope):
+                    raise DeadlineError(
+                        f"{self._about}: expected one within {timeout:g} s, got none"
+                    )
+            finally:
+                incoming.unwatch(watcher)
 
     def _waits_for_stop(self, scope: Scope | None) -> bool:
         """Return whether to wait for the stop, since publishers have not finished their work.
@@ -254,14 +262,16 @@ class Subscriber:
         return self
 
     async def __anext__(self) -> Any:
+        import asyncio
+
         incoming = self._incoming
+        await asyncio.sleep(0)  # other tasks want a turn too
         while True:
             taken = incoming.take()
             if taken is not None:
-                import asyncio
-
-                await asyncio.sleep(0)  # other tasks want a turn too
-                return self._value(taken)
+                return self._value(
+                    taken
+                )  # nothing awaits here: a cancel would lose the message
             scope = current_scope(required=False) or self._scope
             if incoming.over and not self._waits_for_stop(scope):
                 raise StopAsyncIteration
@@ -282,9 +292,13 @@ class _Arrival:
         import asyncio
 
         proxy = asyncio.get_running_loop().create_future()
+        watcher = partial(wake, proxy)
         if not self._incoming.over:  # else it is the stop that ends this
-            self._incoming.watch(lambda: wake(proxy))
-        yield from await_in(self._scope, proxy)
+            self._incoming.watch(watcher)
+        try:
+            yield from await_in(self._scope, proxy)
+        finally:
+            self._incoming.unwatch(watcher)
 
 
 def ends_of(vertices: Sequence[Vertex]) -> Any:

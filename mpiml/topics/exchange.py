@@ -94,7 +94,7 @@ class Topics:
         self.end(vertex, cut, late)
         for (node, _, _), incoming in self._incoming.items():
             if node == vertex:
-                incoming.leave()
+                incoming.leave(cut)
 
     def _on_message(self, rank: int, frame: Frame, buffers: Sequence[Any]) -> None:
         if frame[7]:

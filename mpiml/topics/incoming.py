@@ -5,6 +5,7 @@ It is taken in by whoever drives progress, so while the node computes too.
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from mpiml.payload_memory import copied
@@ -37,11 +38,16 @@ class Shared:
         self._claims = claims
         self._lock = threading.Lock()
 
+    @property
+    def parts(self) -> Message:
+        """The message, for one who only reads it."""
+        return self._frame, self._buffers
+
     def take(self) -> Message:
         """Return the message, for one who may write to it."""
         with self._lock:
             if self._claims == 1:
-                return self._frame, self._buffers
+                return self.parts
         copies = [copied(buffer) for buffer in self._buffers]
         with self._lock:
             self._claims -= 1  # only now: until then it is read here
@@ -69,10 +75,9 @@ class Incoming:
         self.subscription = subscription
         self.publishers = subscription.publishers
         self.inbox = Inbox(subscription.end.topic.policy, len(self.publishers))
-        self.left = False
-        self.cut = (
-            False  # a publisher was stopped, or has failed: the end of its work is not one
-        )
+        self.left = False  # nobody takes anything more
+        # a publisher was stopped, or has failed: the end of its work is not one
+        self.cut = False
         self.received = self.bytes = 0  # of what was taken
         self._ranks = ranks
         self._aux = aux
@@ -88,10 +93,10 @@ class Incoming:
         """Take a message in: the `turn`-th that was sent, or 0 where none can be overtaken."""
         link = self._links[publisher]
         with self._lock:
+            if self.left:
+                return
             if turn:
                 acks = self._in_turn(link, turn, number, message)
-            elif self.left:
-                return
             else:
                 acks = self.inbox.arrive(link, number, message)
             watchers = self._watchers
@@ -106,6 +111,8 @@ class Incoming:
         """Take in that a publisher has put its last message, or was cut short."""
         link = self._links[publisher]
         with self._lock:
+            if self.left:
+                return
             self.cut = self.cut or cut
             acks = 0
             if turn:
@@ -124,7 +131,7 @@ class Incoming:
         for count, one in order.arrive(turn, (number, message)):
             if one is None:
                 self.inbox.end(link, count)
-            elif not self.left:
+            else:
                 acks += self.inbox.arrive(link, count, one)
         return acks
 
@@ -137,13 +144,13 @@ class Incoming:
             if found is None:
                 return None
             taken, acks = found
+            message = taken.message
+            shared = type(message) is Shared
+            frame, buffers = message.parts if shared else message
             self.received += 1
-        message = taken.message
-        if type(message) is Shared:
-            message = message.take()
-            taken = taken._replace(message=message)
-        frame, buffers = message
-        self.bytes += len(frame[8]) + sum(map(len, buffers)) if buffers else len(frame[8])
+            self.bytes += len(frame[8]) + (sum(map(len, buffers)) if buffers else 0)
+        if shared:
+            taken = taken._replace(message=message.take())
         if acks:
             self._tell(taken[0], acks)
         return taken
@@ -151,23 +158,42 @@ class Incoming:
     @property
     def over(self) -> bool:
         """Whether nothing is left, and nothing will come."""
-        return self.inbox.over  # without the lock: once it is true, it stays
+        return self.left or self.inbox.over  # without the lock: once it is true, it stays
 
     def watch(self, watcher: Callable[[], None]) -> None:
         """Call `watcher`, which must not wait, once something has come; at once if it has."""
         with self._lock:
-            if not self.inbox.count and not self.inbox.over:
+            if not self.inbox.count and not self.over:
                 self._watchers.append(watcher)
                 return
         watcher()
 
-    def leave(self) -> None:
-        """Hear nothing more: publishers are told, so that none waits."""
+    def unwatch(self, watcher: Callable[[], None]) -> None:
+        """Do not call `watcher` any more: who waited has gone. Nothing if it was called."""
+        with self._lock, suppress(ValueError):
+            self._watchers.remove(watcher)
+
+    def leave(self, cut: bool = False) -> None:
+        """Hear nothing more: publishers are told, so that none waits. The second time nothing.
+
+        What waits here is let go, and is undelivered; who waits for a message finds the end.
+
+        Parameters
+        ----------
+        cut : bool
+            The node was stopped, or has failed: the end is not that of what it wanted to hear.
+        """
         with self._lock:
+            if self.left:
+                return
             self.left = True
+            self.cut = self.cut or cut
             settled = [self.inbox.settled(link) for link in range(len(self.publishers))]
+            self.inbox.clear()
+            self._orders.clear()
         for link, number in enumerate(settled):
             self._transmit(link, 0, b"%d" % number)
+        self._signal()
 
     def _tell(self, link: int, acks: int) -> None:
         if not acks:
