@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -154,6 +155,8 @@ class Context:
 
         def bound(*args: Any, **kwargs: Any) -> Any:
             token = enter(scope)
+            key = object()  # a thread may be in several at once
+            node.bound[key] = threading.get_ident()
             try:
                 return function(*args, **kwargs)
             except BaseException as error:
@@ -161,6 +164,7 @@ class Context:
                     error.mpiml_vertex = node.vertex  # type: ignore[attr-defined]
                 raise
             finally:
+                del node.bound[key]
                 leave(token)
 
         return bound

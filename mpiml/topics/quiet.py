@@ -7,8 +7,12 @@ in Mattern's four-counter method (Algorithms for distributed termination detecti
 waves of questions, one after the other, find all ranks waiting, and as many frames taken in as
 sent, both times the same number.
 
-A thread that mpiml does not know, and that is neither a body nor a method, is not seen: a service
-that publishes from such a thread needs a ``run()`` that returns when the thread is done.
+A thread made with ``context().bind`` counts as the body does. One that mpiml does not know is not
+seen: a service that publishes from such a thread needs a ``run()`` that returns when the thread is
+done.
+
+Rank 0 asks once its own frames have stood still for a look, and less and less often while the
+answer is no.
 """
 
 import struct
@@ -24,7 +28,8 @@ from mpiml.wire import TOPIC_ASK, TOPIC_QUIET, Frame
 
 __all__ = ["Quiet"]
 
-_STEP = 0.05  # s between looks
+_STEP = 0.05  # s between looks, at first
+_LONGEST = 1.0  # s between them in the end, where asking has been in vain
 _PAUSE = 0.002  # s between two waves, so that what the first has sent is counted in the second
 _LIMIT = 2.0  # s to wait for answers; a rank that computes may be late, and is not quiet then
 _END = 1  # `aux` of a question that is none: services end
@@ -40,6 +45,21 @@ class _State(NamedTuple):
     quiet: bool
 
 
+class _Wave:
+    """One round of questions. A late answer still lands in the wave it belongs to, and only there."""
+
+    def __init__(self, number: int, size: int, here: _State) -> None:
+        self.number = number
+        self.answers = {0: here}
+        self.complete = threading.Event()
+        self._size = size
+
+    def add(self, rank: int, state: _State) -> None:
+        self.answers[rank] = state
+        if len(self.answers) == self._size:
+            self.complete.set()
+
+
 class Quiet:
     """Ends the topics of services, on one rank. Local; rank 0 looks, from a thread of its own.
 
@@ -52,25 +72,30 @@ class Quiet:
     def __init__(self, runtime: Any) -> None:
         self._runtime = runtime
         self._closed = threading.Event()
-        self._complete = threading.Event()
-        self.looks = 0  #: how often rank 0 has looked
-        self._wave = 0
-        self._answers: dict[int, _State] = {}
+        self.looks = 0  #: how often rank 0 has looked whether its own nodes wait
+        self.waves = 0  #: how often it has asked all ranks
+        self._wave: _Wave | None = None
         self._own_sent = self._own_received = 0  # frames of these waves, which do not count
         runtime.engine.handlers[TOPIC_ASK] = self._on_ask
         runtime.engine.handlers[TOPIC_QUIET] = self._on_answer
 
     def watch(self) -> None:
-        """Begin, if some service publishes and has no body. Called once."""
+        """Begin, if some service publishes and has no body. Called once.
+
+        Without a body that the program waits for it runs until it is stopped: nothing ends before.
+        """
         runtime = self._runtime
         nodes = (runtime.vertices[v].node for v in runtime.topics.publishers)
-        if runtime.engine.rank == 0 and not all(map(has_body, nodes)):
+        waited = runtime.engine.rank == 0 and runtime.ending.bodies
+        if waited and not all(map(has_body, nodes)):
             threading.Thread(target=self._watch, name="mpiml-quiet", daemon=True).start()
 
     def close(self) -> None:
         """End: the program stops."""
         self._closed.set()
-        self._complete.set()
+        wave = self._wave
+        if wave is not None:
+            wave.complete.set()
 
     # -- this rank -----------------------------------------------------------------------------
 
@@ -106,45 +131,47 @@ class Quiet:
 
     def _watch(self) -> None:
         runtime = self._runtime
-        while not self._closed.wait(_STEP) and not runtime.stopping:
-            first = self._ask()
-            if first is None or self._closed.wait(_PAUSE):
+        step, before = _STEP, None
+        while not self._closed.wait(step) and not runtime.stopping:
+            self.looks += 1
+            here = self.local()
+            if not here.quiet or (here.sent, here.received) != before:
+                step, before = _STEP, (here.sent, here.received)
                 continue
-            if self._ask() == first:
+            first = self._ask(here)
+            paused = first is not None and not self._closed.wait(_PAUSE)
+            if paused and self._ask(self.local()) == first:
                 for rank in range(runtime.engine.size):
                     runtime.engine.transmit(rank, TOPIC_ASK, 0, rank, aux=_END)
                 return
+            step = min(2 * step, _LONGEST)
 
-    def _ask(self) -> tuple[int, int] | None:
+    def _ask(self, here: _State) -> tuple[int, int] | None:
         """Return how many frames were sent and taken in; None where some rank is not quiet.
 
         Nor is the program where these differ, or where no body is left that could wait for a
         message: then it ends by itself, or runs until it is stopped.
         """
         engine = self._runtime.engine
-        self.looks += 1
-        here = self.local()
-        if not here.quiet:
+        self.waves += 1
+        wave = self._wave = _Wave(self.waves, engine.size, here)
+        if not here.quiet or self._closed.is_set():  # after the assignment: see `close`
             return None
-        self._complete.clear()
-        self._wave += 1
-        self._answers = {0: here}
         for rank in range(1, engine.size):
             self._own_sent += 1
-            engine.transmit(rank, TOPIC_ASK, 0, rank, self._wave)
-        if engine.size > 1 and not self._complete.wait(_LIMIT):
+            engine.transmit(rank, TOPIC_ASK, 0, rank, wave.number)
+        if engine.size > 1 and not wave.complete.wait(_LIMIT):
             return None
-        found = list(self._answers.values())
+        found = list(wave.answers.values())
         sent, received = sum(s.sent for s in found), sum(s.received for s in found)
         done = len(found) == engine.size and all(s.quiet for s in found)
         return (sent, received) if done and sent == received and _any_open(found) else None
 
     def _on_answer(self, rank: int, frame: Frame, buffers: Sequence[Any]) -> None:
         self._own_received += 1
-        if frame.id == self._wave:
-            self._answers[rank] = _State(*_STATE.unpack(parts(frame, buffers)[0]))
-            if len(self._answers) == self._runtime.engine.size:
-                self._complete.set()
+        wave = self._wave
+        if wave is not None and frame.id == wave.number:
+            wave.add(rank, _State(*_STATE.unpack(parts(frame, buffers)[0])))
 
 
 def _any_open(states: Sequence[_State]) -> bool:
@@ -155,6 +182,10 @@ def _waits(node: Any, sleepers: Sequence[Any]) -> bool:
     """Return whether all that runs for a node waits in mpiml, for as long as it takes."""
     mine = [s for s in sleepers if s.scope is not None and s.scope.owner is node]
     if node.constructing or any(s.deadline is not None or s.wait.ready for s in mine):
+        return False
+    # by thread, not by scope: one that sits in wait_for_stop has none
+    asleep = {s.thread for s in sleepers if s.deadline is None and not s.wait.ready}
+    if not asleep.issuperset(list(node.bound.values())):
         return False
     if node.server.active != sum(bool(s.scope.nested) for s in mine):
         return False  # a method computes, is queued, or is a coroutine

@@ -1,11 +1,15 @@
 """Services as publishers: their topics end once nobody is left who could call them."""
 
+import struct
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
 import mpiml
+from mpiml.topics.quiet import Quiet, _State
+from mpiml.wire import Frame
 from tests.playing import both
 from tests.topics.test_topics import LIMIT, hear, result, run
 
@@ -158,6 +162,108 @@ def test_a_body_that_works_is_waited_for(limit):
     assert run("threads", build)["hear"] == [[1]]
 
 
+@both
+def test_a_bound_thread_is_waited_for(mode):
+    def body(server, numbers):
+        quiet = mpiml.context()._node.runtime.quiet
+
+        def later():
+            for _ in range(20):  # it computes; asked now, its rank is not quiet
+                assert not quiet.local().quiet
+                threading.Event().wait(0.01)
+            server.push(1)
+
+        thread = threading.Thread(target=mpiml.context().bind(later))
+        thread.start()
+        found = list(numbers)
+        thread.join()
+        return found, server.statistics()["undelivered"]
+
+    def build(program):
+        topic = program.topic("x", mpiml.Keep(4))
+        server = program.add_node(mpiml.ServiceNode(Server, topic.publisher()), label="server")
+        program.add_node(mpiml.PyNode(body, server, topic.subscriber()), label="body")
+
+    assert result(mode, run(mode, build), "body") in (None, [([1], 0)])
+
+
+@both
+def test_a_bound_thread_that_waits_holds_nothing_up(mode):
+    def body(server, numbers):
+        bound = mpiml.context().bind(mpiml.context().wait_for_stop)
+        threading.Thread(target=bound, daemon=True).start()
+        server.push(1)
+        return list(numbers)
+
+    def build(program):
+        topic = program.topic("x", mpiml.Keep(4))
+        server = program.add_node(mpiml.ServiceNode(Server, topic.publisher()), label="server")
+        program.add_node(mpiml.PyNode(body, server, topic.subscriber()), label="body")
+
+    assert result(mode, run(mode, build), "body") in (None, [[1]])
+
+
+def test_ranks_are_not_asked_while_rank_0_is_at_work():
+    def work(server, hurry):
+        quiet = mpiml.context()._node.runtime.quiet
+        look(5)
+        hurry.append(quiet.waves)
+        server.push(1)
+
+    def build(program):
+        topic = program.topic("x")
+        server = program.add_node(mpiml.ServiceNode(Server, topic.publisher()), label="server")
+        program.add_node(mpiml.PyNode(work, server, asked), label="work")
+        program.add_node(mpiml.PyNode(hear, topic.subscriber()), label="hear")
+
+    asked = []
+    assert run("threads", build)["hear"] == [[1]]
+    assert asked == [0]
+
+
+def quiet_of(states, monkeypatch):
+    """A `Quiet` on rank 0 of two; waits that last no time; the frames it sends and how it waits."""
+    sent, steps = [], []
+    engine = SimpleNamespace(
+        rank=0, size=2, handlers={}, transmit=lambda *a, **k: sent.append(a)
+    )
+    quiet = Quiet(SimpleNamespace(engine=engine, stopping=False))
+    left = iter(states)
+
+    def pause(step):
+        steps.append(step)
+        quiet.here = next(left, None)
+        return quiet.here is None
+
+    monkeypatch.setattr(quiet, "local", lambda: quiet.here)
+    monkeypatch.setattr(quiet._closed, "wait", pause)
+    monkeypatch.setattr("mpiml.topics.quiet._LIMIT", 0.0)
+    return quiet, sent, steps
+
+
+def test_questions_become_rarer_while_nothing_changes(monkeypatch):
+    still, moved = _State(5, 5, 1, True), _State(6, 6, 1, True)
+    quiet, sent, steps = quiet_of([still] * 8 + [moved] * 2, monkeypatch)
+    quiet._watch()
+    assert steps == [0.05, 0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0, 0.05, 0.1]
+    assert len(sent) == quiet.waves == 8  # not where it had moved, nor at the first look
+
+
+def test_a_late_answer_stays_in_its_wave(monkeypatch):
+    state = _State(1, 1, 1, True)
+    quiet, _, _ = quiet_of([], monkeypatch)
+    assert quiet._ask(state) is None
+    late = quiet._wave
+    assert quiet._ask(state) is None
+    body = struct.pack("<QQI?", 9, 9, 0, True)
+    frame = Frame(0, 0, 0, 1, 0, late.number, 0, b"", body, ())
+    quiet._on_answer(1, frame, ())
+    assert set(quiet._wave.answers) == {0}
+    late.add(1, state)  # as from a thread that has read the wave before
+    assert not quiet._wave.complete.is_set()
+    assert set(quiet._wave.answers) == {0}
+
+
 def test_where_only_daemons_wait_the_program_runs_until_it_is_stopped():
     ended = []
 
@@ -168,7 +274,8 @@ def test_where_only_daemons_wait_the_program_runs_until_it_is_stopped():
         ended.append(True)
 
     def stop():
-        look(5)
+        # there is no end to be found, so nobody looks for it
+        assert "mpiml-quiet" not in {thread.name for thread in threading.enumerate()}
         mpiml.context().stop()
 
     def build(program):
