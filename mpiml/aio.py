@@ -110,9 +110,15 @@ class Loop:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is to be run, now or at a time that has been set."""
+        """Whether nothing is to be run, now or at a time that has been set.
+
+        Only the loops of asyncio itself tell; another, as of uvloop, counts as busy.
+        """
         loop = self._loop
-        return not (getattr(loop, "_ready", ()) or getattr(loop, "_scheduled", ()))
+        if loop is None:
+            return True
+        ready, scheduled = getattr(loop, "_ready", None), getattr(loop, "_scheduled", None)
+        return ready is not None and scheduled is not None and not (ready or scheduled)
 
     def stop(self) -> None:
         """End the loop; coroutines that are still under way are cancelled."""

@@ -100,3 +100,17 @@ def test_what_is_under_way_is_cancelled_at_the_end(loop):
 
 def test_a_loop_that_never_ran_stops():
     Loop("svc/0").stop()
+
+
+def test_a_loop_that_does_not_tell_counts_as_busy():
+    loop = Loop("x")
+    assert loop.idle  # there is none yet
+    loop._loop = asyncio.new_event_loop()
+    try:
+        assert loop.idle
+        loop._loop.call_later(60, print)
+        assert not loop.idle
+    finally:
+        loop._loop.close()
+    loop._loop = object()  # as one of uvloop
+    assert not loop.idle
