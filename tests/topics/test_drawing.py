@@ -57,7 +57,7 @@ def test_a_flowchart_shows_topics_and_their_ends():
         ({"encode": str}, "encode class builtins.str"),
         (
             {"source": 1},
-            "\"argument 1 of member\" is topic 'sums': subscriber, source 1 on rank 1",
+            "\"argument 1 of member\" is topic 'sums': subscriber, source 1, end 1 on rank 1",
         ),
         (
             {"source": lambda index, replicas: (index - 1) % replicas},
