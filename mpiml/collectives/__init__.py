@@ -3,10 +3,9 @@
 Names are loaded when they are first used: this package brings NumPy and optree along.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from mpiml.later import refuse_attribute
+from mpiml.lazily import lazily
 
 if TYPE_CHECKING:
     from mpiml.collectives.allreducing import allreduce
@@ -47,17 +46,4 @@ _HOME = {
 }
 _ROOMS = ("averaging", "compression", "neighbors", "onesided", "optimizers", "stragglers")
 
-
-def __getattr__(name: str) -> Any:
-    if name in _ROOMS:
-        return import_module(f"mpiml.collectives.{name}")
-    home = _HOME.get(name)
-    if home is None:
-        refuse_attribute(name, "mpiml.collectives")
-    value = getattr(import_module(f"mpiml.collectives.{home}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazily(__name__, _HOME, _ROOMS)

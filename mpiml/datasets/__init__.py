@@ -3,10 +3,9 @@
 Nothing is downloaded. Names are loaded when they are first used.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from mpiml.later import refuse_attribute
+from mpiml.lazily import lazily
 
 if TYPE_CHECKING:
     from mpiml.datasets.csr import CSR
@@ -37,15 +36,4 @@ _HOME = {
     "write_libsvm": "writing",
 }
 
-
-def __getattr__(name: str) -> Any:
-    home = _HOME.get(name)
-    if home is None:
-        refuse_attribute(name, "mpiml.datasets")
-    value = getattr(import_module(f"mpiml.datasets.{home}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazily(__name__, _HOME)

@@ -3,8 +3,9 @@
 Names are loaded when they are first used: placing a program needs none of them.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from mpiml.lazily import lazily
 
 if TYPE_CHECKING:
     from mpiml.roles.barrier import Barrier
@@ -14,17 +15,4 @@ __all__ = ["Barrier", "Counter"]
 
 _HOME = {"Barrier": "barrier", "Counter": "counter"}
 
-
-def __getattr__(name: str) -> Any:
-    home = _HOME.get(name)
-    if home is None:
-        from mpiml.later import refuse_attribute
-
-        refuse_attribute(name, "mpiml.roles")
-    value = getattr(import_module(f"mpiml.roles.{home}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazily(__name__, _HOME)

@@ -3,10 +3,9 @@
 Names are loaded when they are first used.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from mpiml.later import refuse_attribute
+from mpiml.lazily import lazily
 
 if TYPE_CHECKING:
     from mpiml.collectives.averaging.diloco import DiLoCo
@@ -41,15 +40,4 @@ _HOME = {
     "elastic_limit": "force",
 }
 
-
-def __getattr__(name: str) -> Any:
-    home = _HOME.get(name)
-    if home is None:
-        refuse_attribute(name, "mpiml.collectives.averaging")
-    value = getattr(import_module(f"mpiml.collectives.averaging.{home}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazily(__name__, _HOME)

@@ -5,10 +5,9 @@ decide and compute stand beside them, without messages. Names are loaded when th
 used.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from mpiml.later import refuse_attribute
+from mpiml.lazily import lazily
 
 if TYPE_CHECKING:
     from mpiml.collectives.stragglers.backup import Backup, Drops, Verdict
@@ -39,15 +38,4 @@ _HOME = {
     "Verdict": "backup",
 }
 
-
-def __getattr__(name: str) -> Any:
-    home = _HOME.get(name)
-    if home is None:
-        refuse_attribute(name, "mpiml.collectives.stragglers")
-    value = getattr(import_module(f"mpiml.collectives.stragglers.{home}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazily(__name__, _HOME)

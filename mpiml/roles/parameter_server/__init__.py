@@ -3,8 +3,9 @@
 Names are loaded when they are first used.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from mpiml.lazily import lazily
 
 if TYPE_CHECKING:
     from mpiml.roles.parameter_server.client import ParameterClient
@@ -22,17 +23,4 @@ _HOME = {
     "ParameterServerNode": "node",
 }
 
-
-def __getattr__(name: str) -> Any:
-    home = _HOME.get(name)
-    if home is None:
-        from mpiml.later import refuse_attribute
-
-        refuse_attribute(name, "mpiml.roles.parameter_server")
-    value = getattr(import_module(f"mpiml.roles.parameter_server.{home}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazily(__name__, _HOME)

@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
-import numpy as np
-
 from mpiml.errors import ServiceGoneError, UsageError
 from mpiml.payload import SNAPSHOT, give, pack_call
 from mpiml.roles.parameter_server.reading import LocalReader, OneAtATime, is_near
@@ -271,12 +269,8 @@ class ParameterClient:
         parts = tree.gradients(gradient, names, indices, call, self._settings.nonfinite)
         if parts is None or self._filters is not None:
             return parts
-        encode = self._settings.encode
-        if encode is not None:
-            return [[_encoded(part, encode) for part in some] for some in parts]
-        if names is not None or indices is not None:
-            return parts
-        return [tree.plan.message(shard, part) for shard, part in enumerate(parts)]
+        dense = names is None and indices is None
+        return tree.messages(parts, dense, self._settings.encode)
 
     # -- the rest ------------------------------------------------------------------------------
 
@@ -393,11 +387,6 @@ class _Futures:
             future = client._shards[0].futures.clock(client._worker)
             client._sent.append((future, True))
         return future
-
-
-def _encoded(part: Any, encode: Any) -> Any:
-    """Return what the user's codec makes of an array; rows go as they are."""
-    return encode(part) if isinstance(part, np.ndarray) else part
 
 
 def _itself(value: Any) -> Any:

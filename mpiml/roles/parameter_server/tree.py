@@ -255,6 +255,27 @@ class TreeParts:
             return self.plan.parts(leaves)
         return self._partial(leaves, wanted)
 
+    def messages(self, parts: list[list[Any]], dense: bool, encode: Any) -> list[Any]:
+        """Return what is sent to each server for a gradient.
+
+        Parameters
+        ----------
+        parts : list of list
+            What `gradients` has returned.
+        dense : bool
+            Whether it is of the whole tree.
+        encode : function or None
+            The user's codec, for arrays; rows go as they are.
+        """
+        if encode is not None:
+            return [
+                [encode(part) if isinstance(part, np.ndarray) else part for part in some]
+                for some in parts
+            ]
+        if not dense:
+            return parts
+        return [self.plan.message(shard, part) for shard, part in enumerate(parts)]
+
     def _plain(self, gradient: Any) -> list[Any] | None:
         """Return the leaves of a gradient of NumPy arrays that is like the parameters.
 
