@@ -20,6 +20,7 @@ FLOORS = {
         ["mpiml.errors", "mpiml._native"],
         ["mpiml.seconds", "mpiml.whole"],
         ["mpiml.asked", "mpiml.config", "mpiml.later", "mpiml.settings"],
+        ["mpiml.lazily"],
     ],
     "logic": [
         [
