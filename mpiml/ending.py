@@ -6,6 +6,7 @@ is one decision and one reason, which comes down the same tree. Then bodies end,
 made are run until two rounds of counts agree, and the ranks leave together.
 """
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,7 +24,9 @@ from mpiml.wire import (
     AGREE_TARGET,
     STATUS,
     STOP,
+    STOP_ASK,
     STOP_REQUEST,
+    STOP_TOLD,
     Frame,
 )
 
@@ -62,6 +65,9 @@ class Ending:
         self._children = dict.fromkeys(control.children(engine.rank, engine.size), -1)
         self._sent = -1
         self._ready = False
+        self._asked = False  # for the end, on this rank; the decision may be under way still
+        self._questions: dict[int, _Question] = {}
+        self._numbers = itertools.count()
         self.tallies: dict[int, tuple[Tally, list[tuple[int, int]]]] = {}
         self.members: dict[int, Any] = {}  # vertex -> node with an `agreement`
         engine.handlers.update(
@@ -69,6 +75,8 @@ class Ending:
                 STATUS: self._on_status,
                 STOP_REQUEST: self._on_request,
                 STOP: self._on_order,
+                STOP_ASK: self._on_ask,
+                STOP_TOLD: self._on_told,
                 AGREE_COUNT: self._on_count,
                 AGREE_TARGET: self._on_target,
                 AGREE_REST: self._on_rest,
@@ -114,6 +122,7 @@ class Ending:
 
     def request(self, note: Note) -> None:
         """Ask for the end of the program; the first reason wins, a failure over a wish."""
+        self._asked = True  # before anybody can hear of it
         if self.engine.rank == 0:
             self.accept(note)
         else:
@@ -144,6 +153,36 @@ class Ending:
         self._on_stop(note)
         engine.fulfil(self.stopped)
         engine.interrupt()
+
+    # -- whether a decision is under way ------------------------------------------------------
+
+    def ask(self, then: Callable[[bool], None]) -> None:
+        """Learn whether the end has been asked for on any rank; asks all, and does not wait.
+
+        True also where that was before anything the caller has heard of, however slowly the stop
+        itself spreads: every rank answers later than that. `then` is called on the thread that
+        takes the last answer in.
+        """
+        number, size = next(self._numbers), self.engine.size
+        self._questions[number] = _Question(size, then)
+        for rank in range(size):
+            self.engine.transmit(rank, STOP_ASK, self.engine.rank, rank, id=number)
+
+    def _on_ask(self, rank: int, frame: Frame, buffers: Sequence[Any]) -> None:
+        asked = self._asked or self.note is not None
+        self.engine.transmit(
+            rank, STOP_TOLD, self.engine.rank, rank, id=frame.id, aux=int(asked)
+        )
+
+    def _on_told(self, rank: int, frame: Frame, buffers: Sequence[Any]) -> None:
+        question = self._questions[frame.id]
+        with self._lock:
+            question.asked |= bool(frame.aux)
+            question.missing -= 1
+            if question.missing:
+                return
+            del self._questions[frame.id]
+        question.then(question.asked)
 
     # -- the agreed stop of roles -------------------------------------------------------------
 
@@ -246,6 +285,15 @@ class Ending:
     def failed(self) -> bool:
         """Whether the program ends because of a failure, not a wish or because it is done."""
         return self.note is not None and not self.note.benign
+
+
+class _Question:
+    """Whether the end has been asked for, on its way to all ranks."""
+
+    def __init__(self, size: int, then: Callable[[bool], None]) -> None:
+        self.missing = size
+        self.asked = False
+        self.then = then
 
 
 def _note(frame: Frame, buffers: Sequence[Any]) -> Note:

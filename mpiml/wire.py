@@ -53,7 +53,9 @@ __all__ = [
     "RETURN",
     "STATUS",
     "STOP",
+    "STOP_ASK",
     "STOP_REQUEST",
+    "STOP_TOLD",
     "STREAM_END",
     "TOPIC",
     "TOPIC_ACK",
@@ -84,6 +86,7 @@ WAITS_QUERY, WAITS, REPORT, BOARD = range(22, 26)  # BOARD is answered by REPLY 
 MEMBER_ASK, MEMBER_STATE, AGREE_REST = range(26, 29)
 TOPIC_ACK = 29  # may pass messages, which wait for their buffers
 TOPIC_ASK, TOPIC_QUIET = 30, 31
+STOP_ASK, STOP_TOLD = 33, 34
 ANNOUNCE = 32  # the frame itself is large and comes as the one buffer of this one
 
 FLAG_NESTED = 1  # made inside a method: exempt from credit, so cycles cannot deadlock

@@ -7,6 +7,8 @@ import time
 from functools import partial
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import mpiml
 from mpiml.control import EXIT, FAILED, FINISHED, REQUESTED, STUCK, Note
@@ -68,6 +70,23 @@ class Network:
 
 def note(reason, rank=0):
     return Note(reason, 1, 0, rank, "why")
+
+
+@given(st.data(), st.integers(1, 9))
+def test_a_wish_that_came_before_the_question_is_heard_of_in_any_order(data, size):
+    net = Network(size, [1] * size)
+    rank = st.integers(0, size - 1)
+    told = []
+    for wished in (False, True):
+        if wished:
+            net.endings[data.draw(rank)].request(note(REQUESTED))
+        net.endings[data.draw(rank)].ask(told.append)
+        while len(told) == wished:  # the wish itself, and the stop, may come long after that
+            net.deliver(lambda n: data.draw(st.integers(0, n - 1)))
+        assert told[-1] is wished
+    net.run()
+    assert net.reasons() == [REQUESTED] * size
+    assert not any(ending._questions for ending in net.endings)
 
 
 @pytest.mark.parametrize("size", [1, 2, 9, 30])

@@ -20,9 +20,6 @@ from mpiml.wire import FLAG_NESTED, FLAG_STREAM
 __all__ = ["Barrier", "Meetings", "Round"]
 
 _SHOWN = 8  # nodes that a message names
-_PATIENCE = (
-    0.5  # seconds: who returns because the program stops may be heard of before the stop
-)
 
 
 class Round:
@@ -89,8 +86,8 @@ class Meetings:
 class Barrier:
     """A service where the nodes that hold its handle wait for each other.
 
-    Add it as ``ServiceNode(mpiml.roles.Barrier)``; every node that was given the handle, of whatever
-    role, takes part.
+    Collective over the nodes that were given the handle, of whatever roles; the service itself and
+    all other nodes take no part. Add it as ``ServiceNode(mpiml.roles.Barrier)``.
     """
 
     def __init__(self) -> None:
@@ -100,13 +97,21 @@ class Barrier:
         self._meetings = Meetings(_holders(node))
         self._lock = threading.Lock()
         self._caller = threading.local()
-        self._watched = False
+        self._ending = node.runtime.ending
+        vertices = node.runtime.vertices
+        self._unwatched = [v for v in self._meetings.parties if has_body(vertices[v].node)]
+        self._waits_for_stop = False  # a thread does
+        self._returned: list[int] = []  # who has, and may have since the program stops
+        self._asking = False
         self._over = False
         # who calls stands in the request only
         node.server.starters[b"wait"] = self._start
 
     def wait(self, name: str = "", timeout: float | None = None) -> None:
         """Wait until all nodes that hold the handle wait under this name; then begin anew.
+
+        Collective over the nodes that hold the handle, of whatever roles: each takes part once in
+        every meeting, from any of its threads.
 
         Parameters
         ----------
@@ -121,7 +126,7 @@ class Barrier:
         DeadlineError
             Not all have come in time; it names those that are missing.
         ServiceGoneError
-            A node that is missing has returned; it names it.
+            A node that is missing has returned, and no stop had been asked for; it names it.
         UsageError
             The caller does not hold the handle, or waits under this name already; `timeout` is no
             number >= 0.
@@ -129,6 +134,7 @@ class Barrier:
         who = self._who()
         seconds = timeout_seconds(f"{self._title}.wait", timeout)
         deadline = None if seconds is None else time.monotonic() + seconds
+        self._watch()  # what it raises leaves nobody behind in a meeting
         wait = Wait(f"{self._title}: the others at {name!r}")
         with self._lock:
             if self._over:
@@ -140,18 +146,14 @@ class Barrier:
             for other in meeting.there.values():
                 self._engine.fulfil(other)
             return
-        self._watch()
+        self._look()
         scope = current_scope(required=False)
-        patience: float | None = None  # until when a stop is to show, once a node has returned
         while True:
-            ends = [at for at in (deadline, patience) if at is not None]
-            in_time = self._engine.wait(wait, min(ends, default=None), scope)
+            in_time = self._engine.wait(wait, deadline, scope)
             with self._lock:
                 gone = self._meetings.gone(meeting)
-                if in_time and not meeting.complete and not self._over:
+                if in_time and not (meeting.complete or self._over or gone):
                     wait = meeting.there[who] = Wait(wait.about)
-                    if gone and patience is None:
-                        patience = time.monotonic() + _PATIENCE
                     continue
                 there = len(meeting.there)
                 missing = self._meetings.withdraw(name, who, meeting)
@@ -161,7 +163,7 @@ class Barrier:
                     raise self._gone()
             break
         where = f"{self._title}.wait({name!r}): expected {len(self._meetings.parties)} nodes"
-        if gone and patience is not None and time.monotonic() >= patience:
+        if gone:
             raise ServiceGoneError(
                 f"{where}, got {there}; not to come any more: {_names(gone)}, which returned. Let "
                 "all nodes wait equally often, or give it to fewer nodes."
@@ -204,30 +206,65 @@ class Barrier:
     def _watch(self) -> None:
         """Once somebody waits: see to it that the stop ends that, and the return of others."""
         with self._lock:
-            started, self._watched = self._watched, True
-        if started:
-            return
-        name = f"mpiml stop of {self._title}"
-        threading.Thread(
-            target=context().bind(self._wait_for_stop), name=name, daemon=True
-        ).start()
+            start, self._waits_for_stop = not self._waits_for_stop, True
+        try:
+            if start:
+                name = f"mpiml stop of {self._title}"
+                bound = context().bind(self._wait_for_stop)
+                threading.Thread(target=bound, name=name, daemon=True).start()
+        except BaseException:
+            self._waits_for_stop = False  # the next who waits tries again
+            raise
+        while True:
+            with self._lock:
+                if not self._unwatched:
+                    return
+                vertex = self._unwatched.pop()
+            try:
+                self._await_return(vertex)
+            except BaseException:
+                with self._lock:
+                    self._unwatched.append(vertex)
+                raise
+
+    def _await_return(self, vertex: int) -> None:
         node = context()._node
-        for vertex, title in self._meetings.parties.items():
-            if not has_body(node.runtime.vertices[vertex].node):
-                continue
-            rank = node.runtime.ranks[vertex]
-            target = Target(self._engine, node.vertex, vertex, rank, title, None)
-            left = target.submit(LEFT, SNAPSHOT, (), {})[0]
-            left.when_done(partial(self._on_left, vertex))
+        rank = node.runtime.ranks[vertex]
+        title = self._meetings.parties[vertex]
+        target = Target(self._engine, node.vertex, vertex, rank, title, None)
+        left = target.submit(LEFT, SNAPSHOT, (), {})[0]
+        left.when_done(partial(self._on_left, vertex))
 
     def _on_left(self, vertex: int, left: Any) -> None:
         if left.exception() is not None or not left.result():
             return  # it has failed, or was told to stop: that ends the others too
         with self._lock:
-            self._meetings.leave(vertex)
-            waiting = self._meetings.waiting()
+            self._returned.append(vertex)
+        self._look()
+
+    def _look(self) -> None:
+        """While somebody waits: learn whether who has returned did so since the program stops.
+
+        Its return may be heard of before the stop, but not before a rank knows that it was asked
+        for. So all are asked; not where nobody waits, as at the end of most programs.
+        """
+        with self._lock:
+            if self._asking or not self._returned or not self._meetings.waiting():
+                return
+            self._asking = True
+            returned, self._returned = self._returned, []
+        self._ending.ask(partial(self._on_asked, returned))
+
+    def _on_asked(self, returned: list[int], stops: bool) -> None:
+        with self._lock:
+            self._asking = False
+            if not stops:
+                for vertex in returned:
+                    self._meetings.leave(vertex)
+            waiting = [] if stops else self._meetings.waiting()  # else the stop is to come
         for wait in waiting:
             self._engine.fulfil(wait)
+        self._look()
 
     def _wait_for_stop(self) -> None:
         try:

@@ -1,9 +1,12 @@
 """`mpiml.roles.Barrier`: nodes of several roles wait for each other, and who is missing is named."""
 
+from functools import partial
+
 import pytest
 
 import mpiml
-from mpiml.roles.barrier import Meetings
+from mpiml.ending import Ending
+from mpiml.roles.barrier import Barrier, Meetings
 from tests.playing import both
 
 LIMIT = 30.0
@@ -137,9 +140,7 @@ def test_a_timeout_names_who_is_missing(mode):
 
 
 @both
-def test_who_waits_for_a_node_that_returns_is_told(mode, monkeypatch):
-    monkeypatch.setattr("mpiml.roles.barrier._PATIENCE", 0.05)
-
+def test_who_waits_for_a_node_that_returns_is_told(mode):
     def body(barrier):
         for _ in range(2):  # first it waits, then it need not
             with pytest.raises(
@@ -160,6 +161,79 @@ def test_who_waits_for_a_node_that_returns_is_told(mode, monkeypatch):
         program.add_node(mpiml.PyNode(short, barrier), label="short")
 
     launch(mode, build)
+
+
+def hold_back_stops(monkeypatch):
+    """Let a wish to stop be heard of only after somebody has learnt that there is one."""
+    held = []
+    accept, ask = Ending.accept, Ending.ask
+
+    def hold(ending, note):
+        if note.benign:
+            held.append(partial(accept, ending, note))
+        else:
+            accept(ending, note)
+
+    def told(then, stops):
+        then(stops)
+        while stops and held:
+            held.pop()()
+
+    monkeypatch.setattr(Ending, "accept", hold)
+    monkeypatch.setattr(Ending, "ask", lambda ending, then: ask(ending, partial(told, then)))
+
+
+@pytest.mark.parametrize("asks", ["the body", "a service that it calls"])
+@both
+def test_who_returns_since_the_program_stops_is_not_missed(mode, asks, monkeypatch):
+    if mode == "threads":
+        hold_back_stops(monkeypatch)
+
+    def stuck(barrier):
+        barrier.wait("never")
+
+    def leaves(barrier, counter):
+        if asks == "the body":
+            mpiml.context().stop()
+        else:
+            counter.increment(steps=1)
+
+    def build(program, barrier):
+        counter = program.add_node(
+            mpiml.ServiceNode(mpiml.roles.Counter, {"steps": 1}), label="counter"
+        )
+        program.add_node(mpiml.PyNode(stuck, barrier), label="stuck", replicas=2)
+        program.add_node(mpiml.PyNode(leaves, barrier, counter), label="leaves")
+
+    result = launch(mode, build)
+    by = "leaves/0" if asks == "the body" else "counter/0"
+    assert result is None or result.stopped_by == f"{by} called stop()"
+
+
+def test_an_error_while_the_others_are_watched_leaves_nobody_behind(monkeypatch):
+    real, failures = Barrier._await_return, []
+
+    def fails_at_first(barrier, vertex):
+        if len(failures) < 2:
+            failures.append(vertex)
+            raise OSError("no more threads, say")
+        real(barrier, vertex)
+
+    monkeypatch.setattr(Barrier, "_await_return", fails_at_first)
+
+    def body(barrier):
+        for _ in range(2):
+            with pytest.raises(OSError, match="no more threads"):
+                barrier.wait("more")
+        with pytest.raises(mpiml.ServiceGoneError, match="short/0, which returned"):
+            barrier.wait("more")
+
+    def build(program, barrier):
+        program.add_node(mpiml.PyNode(body, barrier), label="body")
+        program.add_node(mpiml.PyNode(lambda barrier: None, barrier), label="short")
+
+    launch("threads", build)
+    assert len(failures) == 2
 
 
 class Nested:
