@@ -337,7 +337,13 @@ class _Cacher:
         with self._lock:
             asked = _Call(old.key, _clock(), old.call, renews=True)
             self._cache.begin(asked)
-        self._send(asked)
+        try:
+            self._send(asked)
+        except (
+            Exception
+        ):  # it is told to those who wait, and tried again after another `refresh`
+            if self._engine.closed:
+                raise
 
 
 def _key(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:

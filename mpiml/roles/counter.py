@@ -14,7 +14,8 @@ __all__ = ["Counter"]
 class Counter:
     """A service that counts for the whole program: steps, episodes, frames.
 
-    Add it as ``ServiceNode(mpiml.roles.Counter)``. Nobody has to look whether a limit is reached:
+    Local: any node that holds its handle calls it when it likes, and none waits for another. Only
+    the end at a limit is everybody's. Add it as ``ServiceNode(mpiml.roles.Counter)``. Nobody has to look whether a limit is reached:
     the counter ends the program in order by itself, when it is.
 
     Parameters

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import mpiml
+from mpiml.roles.cacher import _Cacher
 from tests.playing import LIMIT, Gate, both
 
 HOUR = 3600.0
@@ -201,6 +202,36 @@ def test_renewals_end_with_the_program_and_their_errors_with_the_answer(mode):
         assert mpiml.context().wait_for_stop(LIMIT)
 
     cached(mode, body, refresh=0.001)
+
+
+class Refuses:
+    @property
+    def futures(self):
+        raise OSError("cannot be asked now")
+
+
+def test_renewals_go_on_after_an_error(monkeypatch):
+    send, failed = _Cacher._send, []
+
+    def fails_at_first(cacher, asked):
+        target = cacher._target
+        if asked.renews and len(failed) < 3:
+            failed.append(asked)
+            cacher._target = Refuses()
+        try:
+            send(cacher, asked)
+        finally:
+            cacher._target = target
+
+    monkeypatch.setattr(_Cacher, "_send", fails_at_first)
+
+    def body(cache, source):
+        seen = 0
+        while seen < 3:
+            seen = cache.count()
+
+    cached("threads", body, refresh=0.001)
+    assert [str(asked.error) for asked in failed] == ["cannot be asked now"] * 3
 
 
 @both
