@@ -8,6 +8,7 @@ from typing import Any, overload
 
 from mpiml.client import Client, Submitting
 from mpiml.errors import UsageError
+from mpiml.payload import SNAPSHOT
 from mpiml.reducing import Reducing
 from mpiml.target import Target
 
@@ -77,9 +78,15 @@ class _Scattered(_Call):
         Raises
         ------
         UsageError
-            There are not as many items as replicas.
+            There are not as many items as replicas, or it is no sequence.
         """
-        own = list(items)
+        try:
+            own = list(items)
+        except TypeError:
+            raise UsageError(
+                f"clients.scatter.{self._name}: expected a sequence with one item for each of "
+                f"{len(self._bound)} replicas, got {items!r}. The same for all goes without scatter."
+            ) from None
         if len(own) != len(self._bound):
             raise UsageError(
                 f"clients.scatter.{self._name}: expected one item for each of "
@@ -97,43 +104,56 @@ class _LeastLoaded:
         self, loads: "_Loads", targets: Sequence[Target], name: str, waits: bool
     ) -> None:
         self._loads = loads
+        self._name = name
         self._waits = waits
-        self._bound = [Submitting(target, name) for target in targets]
+        self._targets = {target.vertex: target for target in targets}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call one replica; return its result, or its future."""
-        place = self._loads.take()
+        vertex = self._loads.take(list(self._targets))
+        target = self._targets[vertex]
+        deadline = None if target.timeout is None else time.monotonic() + target.timeout
         try:
-            future = self._bound[place](*args, **kwargs)
+            if self._waits:
+                future, scope = target.submit(self._name, SNAPSHOT, args, kwargs, deadline)
+            else:
+                future = Submitting(target, self._name)(*args, **kwargs)
         except BaseException:
-            self._loads.give_back(place)
+            self._loads.give_back(vertex)
             raise
-        future.when_done(lambda _: self._loads.give_back(place))
-        # a call that was given up after its deadline still loads its replica
-        return future.result(self._bound[place]._target.timeout) if self._waits else future
+        future.when_done(lambda _: self._loads.give_back(vertex))
+        if not self._waits:
+            return future
+        # not `result`: a call that is given up at its deadline still loads its replica
+        if not future.ready and not target.engine.wait(future, deadline, scope):
+            raise target.late(self._name)
+        return future._value()
 
 
 class _Loads:
-    """How many calls of a group are under way at each replica."""
+    """How many calls are under way at each replica, by vertex.
 
-    def __init__(self, replicas: int) -> None:
-        self._counts = [0] * replicas
-        self._turns = itertools.count()
+    A group shares it with its slices, and with what `with_options` makes of them.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}
+        self._last: dict[int, int] = {}  # when each was called last
+        self._turns = itertools.count(1)
         self._lock = threading.Lock()
 
-    def take(self) -> int:
-        """Return the replica to call next: of several, each in its turn."""
+    def take(self, vertices: Sequence[int]) -> int:
+        """Return the replica to call next: of several, the one that was called longest ago."""
         with self._lock:
-            counts = self._counts
-            first = next(self._turns) % len(counts)
-            places = [*range(first, len(counts)), *range(first)]
-            place: int = min(places, key=counts.__getitem__)
-            counts[place] += 1
-            return place
+            counts, last = self._counts, self._last
+            vertex = min(vertices, key=lambda v: (counts.get(v, 0), last.get(v, 0)))
+            counts[vertex] = counts.get(vertex, 0) + 1
+            last[vertex] = next(self._turns)
+            return vertex
 
-    def give_back(self, place: int) -> None:
+    def give_back(self, vertex: int) -> None:
         with self._lock:
-            self._counts[place] -= 1
+            self._counts[vertex] -= 1
 
 
 class _Group:
@@ -144,7 +164,7 @@ class _Group:
     def __init__(self, clients: Sequence[Client], loads: _Loads | None = None) -> None:
         self._clients = list(clients)
         self._targets = [client.__dict__["_target"] for client in self._clients]
-        self._loads = loads or _Loads(len(self._clients))
+        self._loads = loads or _Loads()
 
     @property
     def scatter(self) -> _Verb:
@@ -155,8 +175,8 @@ class _Group:
     def least_loaded(self) -> _Verb:
         """``clients.least_loaded.method(x)``: one replica does it.
 
-        The one with the fewest calls under way that this group of clients has made so; what
-        other nodes ask of it is not known here.
+        The one with the fewest calls under way that this group of clients has made so, or its
+        slices; what other nodes ask of it is not known here.
         """
         if not self._clients:
             raise UsageError("clients.least_loaded: expected a replica, got an empty group")
@@ -206,8 +226,9 @@ class ClientGroup(_Group):
         """``clients.reduced("sum").method(x)``: all replicas do it, and one result comes.
 
         The replicas combine their results on the way, along a binary tree of calls among
-        themselves, so what the caller sends and receives does not depend on how many there are.
-        Calls that this node has made to them before are waited for, to keep their order.
+        themselves, so what the caller receives does not depend on how many there are. Calls that
+        were made to them before have started by then, to keep their order; to make sure of it, a
+        replica with open calls is asked first, by an empty call.
 
         Parameters
         ----------
@@ -225,7 +246,8 @@ class ClientGroup(_Group):
 
     def with_options(self, *, timeout: float | None = None) -> "ClientGroup":
         """Return a group whose blocking calls have a deadline, in seconds."""
-        return ClientGroup([c.with_options(timeout=timeout) for c in self._clients])
+        clients = [c.with_options(timeout=timeout) for c in self._clients]
+        return ClientGroup(clients, self._loads)
 
     def __len__(self) -> int:
         return len(self._clients)
@@ -236,7 +258,7 @@ class ClientGroup(_Group):
     def __getitem__(self, index: slice) -> "ClientGroup": ...
     def __getitem__(self, index: int | slice) -> "Client | ClientGroup":
         if isinstance(index, slice):
-            return ClientGroup(self._clients[index])
+            return ClientGroup(self._clients[index], self._loads)
         return self._clients[index]
 
     def __iter__(self) -> Iterator[Client]:

@@ -1,5 +1,7 @@
 """The verbs of a group of replicas: one item for each, the least loaded, results that are combined."""
 
+import threading
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,7 +12,8 @@ from hypothesis import strategies as st
 import mpiml
 from mpiml.group import _Loads
 from mpiml.reducing import _combined
-from tests.playing import Gate, both, play
+from mpiml.wire import REPLY
+from tests.playing import LIMIT, Gate, both, play
 
 
 class Worker(Gate):
@@ -44,6 +47,15 @@ class Worker(Gate):
             raise KeyError("two")
         return 1.0
 
+    def hold_third(self):
+        return self.hold(1.0) if self.index == 2 else 1.0
+
+    def noise(self):
+        return np.random.default_rng(self.index).normal(size=1000)
+
+    def imaginary(self, array=False):
+        return np.ones(2) * 1j if array else 1j
+
     def uneven(self):
         return np.ones(2 + self.index // 2)
 
@@ -75,6 +87,8 @@ def test_scatter_gives_each_replica_its_item(mode):
         assert workers[1:].scatter.note(iter([8, 9])) == [(1, 8, None), (2, 9, None)]
         with pytest.raises(mpiml.UsageError, match="one item for each of 3 replicas, got 2"):
             workers.scatter.note([1, 2])
+        with pytest.raises(mpiml.UsageError, match="one item for each of 3 replicas, got 5"):
+            workers.scatter.note(5)
         with pytest.raises(mpiml.UnknownMethodError):
             workers.scatter.missing([1, 2, 3])
 
@@ -86,19 +100,52 @@ def test_scatter_gives_each_replica_its_item(mode):
 
 @given(st.integers(1, 5), st.lists(st.booleans(), max_size=40))
 def test_loads_stay_even_and_nobody_is_left_out(replicas, steps):
-    loads = _Loads(replicas)
+    loads, vertices = _Loads(), range(7, 7 + replicas)
     open_ = []
     for take in steps:
         if take or not open_:
-            before = list(loads._counts)
-            place = loads.take()
-            assert before[place] == min(before)
-            open_.append(place)
+            before = [loads._counts.get(v, 0) for v in vertices]
+            vertex = loads.take(vertices)
+            assert before[vertex - 7] == min(before)
+            open_.append(vertex)
         else:
             loads.give_back(open_.pop(0))
     while open_:
         loads.give_back(open_.pop())
-    assert sorted({loads.take() for _ in range(replicas)}) == list(range(replicas))
+    assert sorted({loads.take(vertices) for _ in range(replicas)}) == list(vertices)
+
+
+def test_slices_take_turns_whatever_the_others_do():
+    loads = _Loads()
+    found = []
+    for _ in range(4):
+        for vertices in ([1, 2, 3, 4], [1, 2]):
+            vertex = loads.take(vertices)
+            loads.give_back(vertex)
+        found.append(vertex)
+    assert set(found) == {1, 2}
+
+
+@both
+def test_slices_and_options_count_with_their_group(mode):
+    def body(workers):
+        assert [workers.with_options(timeout=LIMIT).least_loaded.who() for _ in range(6)] == [
+            0, 1, 2, 0, 1, 2,
+        ]  # fmt: skip
+        busy = workers[:1].futures.least_loaded.hold()
+        assert {workers.with_options(timeout=LIMIT).least_loaded.who() for _ in range(4)} == {
+            1,
+            2,
+        }
+        with pytest.raises(mpiml.DeadlineError, match=r"workers/1\.hold"):
+            workers[1:2].with_options(timeout=0.01).least_loaded.hold()
+        # which has not answered yet
+        assert {workers.least_loaded.who() for _ in range(4)} == {2}
+        for client in workers:
+            client.open()
+        busy.result()
+
+    play(mode, body, concurrency=2, **workers(3))
 
 
 @both
@@ -190,41 +237,142 @@ def test_a_reduced_call_does_not_overtake_those_before(mode):
     play(mode, body, workers=mpiml.ServiceNode(Noting), replicas={"workers": 3})
 
 
-@pytest.mark.parametrize("replicas", [2, 7])
-def test_what_the_caller_receives_does_not_depend_on_the_replicas(replicas):
-    def body(workers):
-        workers.who()
-        calls = []
-        engine = workers[0].__dict__["_target"].engine
-        send, engine.new_id = engine.new_id, lambda: calls.append(1) or send()
-        try:
-            workers.reduced("sum").vector()
-        finally:
-            engine.new_id = send
-        # one process: each replica but the first is called once, by another replica
-        assert len(calls) == replicas
-
-    play("threads", body, **workers(replicas))
-
-
 def received(client, call):
-    """Return the messages that came to this rank during ``call()``, their bytes, and its value."""
-    engine = client.__dict__["_target"].engine
+    """Return the replies that came to the caller during ``call()``, their bytes, and its value."""
+    target = client.__dict__["_target"]
+    engine = target.engine
     handlers, frames = dict(engine.handlers), []
 
     def counting(handler):
         def handle(rank, frame, buffers):
-            frames.append(40 + len(frame.name) + len(frame.body) + sum(map(len, buffers)))
+            if frame.target == target.source or frame.kind != REPLY:  # others share its rank
+                frames.append(40 + len(frame.name) + len(frame.body) + sum(map(len, buffers)))
             handler(rank, frame, buffers)
 
         return handle
 
-    engine.handlers.update({kind: counting(handler) for kind, handler in handlers.items()})
+    kinds = handlers if engine.size > 1 else [REPLY]
+    engine.handlers.update({kind: counting(handlers[kind]) for kind in kinds})
     try:
         value = call()
     finally:
         engine.handlers.update(handlers)
     return len(frames), sum(frames), value
+
+
+@pytest.mark.parametrize("replicas", [2, 7])
+def test_what_the_caller_receives_does_not_depend_on_the_replicas(replicas):
+    def body(workers):
+        frames, size, value = received(workers[0], workers.reduced("sum").block)
+        assert frames == 1
+        assert 1 << 20 < size < (1 << 20) + 500
+        held = [workers[i].futures.hold() for i in (0, -1)]
+        frames, size, same = received(workers[0], workers.reduced("sum").block)
+        assert (same == value).all()
+        assert frames == 2  # and the answer to the empty call before it
+        assert 1 << 20 < size < (1 << 20) + 500
+        for client in workers:
+            client.open()
+        mpiml.gather(held)
+
+    play("threads", body, concurrency=2, **workers(replicas))
+
+
+@both
+def test_calls_under_way_do_not_change_the_bits(mode):
+    def body(workers):
+        value = workers.reduced("sum").noise()
+        held = [client.futures.hold() for client in workers]
+        assert (workers.reduced("sum").noise() == value).all()
+        for client in workers:
+            client.open()
+        mpiml.gather(held)
+
+    play(mode, body, concurrency=2, **workers(7))
+
+
+@both
+def test_one_deadline_for_all_and_nobody_waits_longer(mode):
+    def body(workers):
+        engine = workers[0].__dict__["_target"].engine
+        late = workers.with_options(timeout=0.2)
+        text = r'workers/0\.reduced\("sum"\)\.hold_third\(\): expected the result of 3 replicas within 0\.2'
+        third = r'|workers/2\.reduced\("sum"\)\.hold_third\(\): expected its result within 0'
+        with pytest.raises(mpiml.DeadlineError, match=text + third):
+            late.reduced("sum").hold_third()
+        limit = time.monotonic() + LIMIT
+        while engine.pending:  # the first soon waits for the third no more, which still works
+            assert time.monotonic() < limit
+            threading.Event().wait(0.001)
+        assert workers.reduced("sum").who() == 3
+        workers[2].open()
+
+    play(mode, body, concurrency=2, **workers(3))
+
+
+def test_the_deadline_holds_for_calls_that_are_open_too():
+    gate = threading.Event()
+
+    class Stuck(Worker):
+        def stick(self):
+            assert gate.wait(LIMIT)
+
+    def body(workers):
+        stuck = workers[2].futures.stick()
+        with pytest.raises(
+            mpiml.DeadlineError, match=r"workers/2\.reduced.* the calls before it"
+        ):
+            workers.with_options(timeout=0.1).reduced("sum").who()
+        assert not stuck.done()
+        gate.set()
+        stuck.result()
+        assert workers.reduced("sum").who() == 3
+
+    play("threads", body, replicas={"workers": 3}, workers=mpiml.ServiceNode(Stuck))
+
+
+@both
+def test_what_is_waited_for_has_the_name_that_the_user_knows(mode):
+    def body(workers):
+        with pytest.raises(KeyError) as caught:
+            workers.reduced("sum").fails()
+        assert "\0" not in str(caught.value.__cause__)
+        reduced = threading.Thread(
+            target=mpiml.context().bind(lambda: workers.reduced("sum").hold())
+        )
+        reduced.start()
+        engine = workers[0].__dict__["_target"].engine
+        limit = time.monotonic() + LIMIT
+        while not any(".hold" in call.about for call in list(engine.pending.values())):
+            assert time.monotonic() < limit
+            threading.Event().wait(0.001)
+        abouts = [call.about for call in list(engine.pending.values())]
+        assert any(about == 'workers/0.reduced("sum").hold()' for about in abouts)
+        for client in workers:
+            client.open()
+        reduced.join()
+
+    class Numbered(Worker):
+        def hold(self):
+            super().hold()
+            return 1.0
+
+    node = mpiml.ServiceNode(Numbered)
+    play(mode, body, concurrency=2, replicas={"workers": 3}, workers=node)
+
+
+@both
+def test_complex_numbers_have_no_order(mode):
+    def body(workers):
+        assert workers.reduced("sum").imaginary() == 3j
+        for array in (False, True):
+            for op in ("min", "max"):
+                with pytest.raises(
+                    mpiml.UsageError, match=r"workers/\d: expected numbers that have"
+                ):
+                    workers.reduced(op).imaginary(array)
+
+    play(mode, body, **workers(3))
 
 
 @pytest.mark.mpi(min_size=3)
