@@ -1,6 +1,7 @@
 """What a node holds of a topic: `Publisher` and `Subscriber`."""
 
 import itertools
+import sys
 import time
 from collections.abc import Generator, Iterator, Sequence
 from functools import partial
@@ -49,9 +50,9 @@ class Publisher:
         Returns
         -------
         dict of str to int
-            ``"put"``: calls of `put`. ``"sent"`` and ``"bytes"``: messages that have left, and what
-            they held; one for several subscribers counts for each. ``"waiting"``: messages for subscribers that are behind. ``"dropped"``,
-            ``"undelivered"``: as the attributes.
+            ``"put"``: calls of `put`. ``"sent"`` and ``"bytes"``: messages that have left, and
+            what they held; one for several subscribers counts for each. ``"waiting"``: messages
+            for subscribers that are behind. ``"dropped"``, ``"undelivered"``: as the attributes.
         """
         links = self._outgoing.links
         return {
@@ -79,9 +80,11 @@ class Publisher:
         Raises
         ------
         UsageError
-            `to` means no subscriber that hears this publisher.
+            `to` means no subscriber that hears this publisher; or there is no room, and this
+            is a coroutine, which must not wait here.
         ServiceGoneError
-            The node's body has returned.
+            The node's body has returned, or it has closed the publisher; while this waits for
+            room too: then nothing was sent.
         Stopped
             The program stops.
         """
@@ -89,31 +92,66 @@ class Publisher:
         scope = current_scope(required=False) or self._scope
         if scope is not None and scope.halt:
             raise Stopped("the program is stopping: expected no new message in a body")
-        if self._outgoing.ended and not self._outgoing.late:
-            raise ServiceGoneError(
-                f"{self._about}: the node has returned, and publishes no more"
-            )
+        self._check_open()
         encode = self._topic.encode
         if encode is not None:
             x = encode(x)
         if self._to_all and self._outgoing.put_plain(links, x):
             return
         message = packed(x)
-        wait: Wait | None = None
-        while True:
-            groups = self._groups(links)
-            if any(self._outgoing.put(group, message, wait) for group in groups):
-                return
-            if wait is None:
-                wait = Wait(f"{self._about}, for room")
-            else:
-                self._outgoing.engine.wait(wait, None, scope)
+        groups = self._groups(links)
+        if self._outgoing.put_any(groups, message, None):
+            return
+        wait = Wait(f"{self._about}, for room")
+        self._check_no_loop()
+        while not self._outgoing.put_any(groups, message, wait):
+            self._check_open()
+            self._outgoing.engine.wait(wait, None, scope)
+
+    def close(self) -> None:
+        """Publish nothing more on this topic from this node, as if it had returned.
+
+        What was put arrives; then iterations of subscribers end, once their other publishers
+        have ended too. All publishers of the node on this topic are closed. The second time
+        nothing.
+        """
+        self._outgoing.end()
+
+    def __enter__(self) -> "Publisher":
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is None:  # work that has failed must not end as if it were done
+            self.close()
+
+    def _check_open(self) -> None:
+        if self._outgoing.refuses:
+            raise ServiceGoneError(
+                f"{self._about}: the node has returned, or has closed its publisher, and "
+                "publishes no more"
+            )
+
+    def _check_no_loop(self) -> None:
+        """Refuse to wait in a coroutine: nothing else would run there until there is room."""
+        asyncio = sys.modules.get("asyncio")
+        if asyncio is None:
+            return
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return
+        raise UsageError(
+            f"{self._about}: expected room, or a thread that may wait for it, got a coroutine. "
+            "Its event loop would stand still. Write: await asyncio.to_thread(publisher.put, x)"
+        )
 
     def _groups(self, links: Sequence[Link]) -> list[Sequence[Link]]:
-        """Return what the message may go to: the first of these that has room."""
+        """Return what the message may go to: one of these groups."""
         if self._to_all:
             return [links]
         there = [link for link in links if not link.gone] or list(links)
+        if not there:  # nobody hears it
+            return [links]
         first = next(self._turns) % len(there)
         return [[link] for link in (*there[first:], *there[:first])]
 
@@ -187,7 +225,7 @@ class Subscriber:
         DeadlineError
             None has come in time.
         ServiceGoneError
-            All publishers have returned, and there is none left.
+            All publishers have ended, and there is none left; or the subscriber is closed.
         UsageError
             The timeout is no number >= 0.
         Stopped
@@ -205,6 +243,20 @@ class Subscriber:
                 f"{self._about}: its publishers have returned: {', '.join(self._names)}"
             )
         return value
+
+    def close(self) -> None:
+        """Hear nothing more: as if the node had returned, for this subscriber.
+
+        What waits here, and what publishers put later, is undelivered, and holds nobody up.
+        Iterations end, those of other threads too. The second time nothing.
+        """
+        self._incoming.leave()
+
+    def __enter__(self) -> "Subscriber":
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self.close()
 
     def _next(self, deadline: float | None, timeout: float | None) -> tuple[bool, Any]:
         incoming = self._incoming

@@ -184,15 +184,39 @@ class Outgoing:
         return True
 
     def put(self, links: Sequence[Link], packed: Packed, wait: Wait | None) -> bool:
-        """Send a message on some links; False where one has no room, and `wait` is told of more."""
+        """Send a message on some links; see `put_any`."""
+        return self.put_any((links,), packed, wait)
+
+    def put_any(
+        self, groups: Sequence[Sequence[Link]], packed: Packed, wait: Wait | None
+    ) -> bool:
+        """Send a message on the links of one group: the first where it can go at once, or may wait.
+
+        Parameters
+        ----------
+        groups : sequence of sequence of Link
+            At least one.
+        packed : Packed
+            The message.
+        wait : Wait or None
+            Is told of more room, where no group has any.
+
+        Returns
+        -------
+        bool
+            False where nothing was sent: no group has room, or `refuses` is true.
+        """
         size = len(packed.body) + sum(map(len, packed.buffers))
         with self.lock:
-            there = [] if self.ended else [link for link in links if not link.gone]
-            if not all(link.outbox.room for link in there):
+            if self.refuses:
+                return False
+            links = groups[0] if self.ended else self._roomy(groups)
+            if links is None:
                 if wait is not None:
                     wait.ready = False
                     self._waiting.append(wait)
                 return False
+            there = [] if self.ended else [link for link in links if not link.gone]
             self.count += 1
             self.undelivered += len(links) - len(there)
             load = _Load(next(self._serials), packed, size, size >= SHARED)
@@ -203,6 +227,24 @@ class Outgoing:
             self._release(self.links if self._grouped else there)
         self._flush()
         return True
+
+    @property
+    def refuses(self) -> bool:
+        """Whether it has ended, and what is put is an error."""
+        return self.ended and not self.late
+
+    @staticmethod
+    def _roomy(groups: Sequence[Sequence[Link]]) -> Sequence[Link] | None:
+        """Return the group that a message goes to now; None if none has room. Under the lock."""
+        if len(groups) > 1:  # not one whose subscribers have all left, if there is another
+            groups = [g for g in groups if not all(link.gone for link in g)] or groups[:1]
+            for group in groups:
+                if all(link.gone or link.outbox.next_at_once for link in group):
+                    return group
+        for group in groups:
+            if all(link.gone or link.outbox.room for link in group):
+                return group
+        return None
 
     def on_ack(self, subscriber: int, aux: int, count: int, settled: int = 0) -> None:
         """Take in that messages need no room any more.
@@ -243,7 +285,8 @@ class Outgoing:
         with self.lock:
             if self.ended:
                 return
-            self.ended, self.late, self._cut = True, late, cut
+            self.late, self._cut = late, cut
+            self.ended = True  # the last: it is read without the lock
             for link in self.links:
                 self._end(link)
             waiting, self._waiting = self._waiting, []
