@@ -14,6 +14,7 @@ from mpiml.handles import walk
 from mpiml.references import Deferred
 from mpiml.scope import current_scope
 from mpiml.topics.policy import Policy
+from mpiml.whole import as_whole
 
 __all__ = [
     "ALL",
@@ -110,8 +111,10 @@ class Topic:
         UsageError
             It is something else.
         """
-        fits = isinstance(source, str | int) and not isinstance(source, bool)
-        if source is not None and not fits and not callable(source):
+        index = as_whole(source)  # of numpy too
+        if index is not None:
+            source = index
+        elif source is not None and not isinstance(source, str) and not callable(source):
             raise UsageError(
                 f"{self!r}.subscriber: source: expected a label, an index, or a function of index "
                 f"and replicas, got {source!r}"
@@ -259,8 +262,9 @@ def chosen(which: Any, among: Sequence[Vertex], where: str) -> list[Vertex]:
     """
     if isinstance(which, str):
         return [v for v in among if v.role == which]
-    if isinstance(which, int) and not isinstance(which, bool):
-        return [v for v in among if v.index == which]
+    index = as_whole(which)  # of numpy too
+    if index is not None:
+        return [v for v in among if v.index == index]
     if isinstance(which, Collection):
         unknown = {one for one in which if isinstance(one, str)} - {v.role for v in among}
         if unknown:

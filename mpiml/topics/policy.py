@@ -40,8 +40,9 @@ class Keep:
         self.on_full = on_full
 
     def __eq__(self, other: object) -> bool:
-        same = isinstance(other, Keep)
-        return same and (self.n, self.on_full) == (other.n, other.on_full)  # type: ignore[attr-defined]
+        if not isinstance(other, Keep):
+            return False
+        return (self.n, self.on_full) == (other.n, other.on_full)
 
     def __hash__(self) -> int:
         return hash((self.n, self.on_full))

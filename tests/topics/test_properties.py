@@ -241,4 +241,4 @@ def test_a_coroutine_that_waits_for_a_message_is_stopped(mode):
         program.add_node(mpiml.PyNode(body, topic.subscriber()), label="body")
 
     run(mode, build)
-    assert left in ([], [mpiml.Stopped])
+    assert left == [mpiml.Stopped] or (mode == "mpi" and not left)  # it may be elsewhere
