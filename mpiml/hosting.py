@@ -109,6 +109,7 @@ class HostedNode:
         self.object: Any = None
         self.callbacks: list[Callable[[], None]] = []
         self.leaving: list[Callable[[BaseException | None], None]] = []
+        self.ending: list[Callable[[], None]] = []  # once the end of the program has begun here
         self._call: Callable[[], Any] = lambda: None
         self.context: Any = None
         self._held: list[Request] = []

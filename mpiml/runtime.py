@@ -328,6 +328,8 @@ class Runtime:
         self.idle.close()
         self.quiet.close()
         for node in self.nodes:
+            for end in node.ending:
+                end()
             if not node.body:  # no body takes or puts any more: methods must not wait for one
                 self.topics.leave(node.vertex, cut=True, late=True)
         if ending.settle(comm, self._active, gave_up) is not None:

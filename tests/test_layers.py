@@ -292,7 +292,11 @@ FLOORS = {
         ["mpiml.launch", "mpiml.testing"],
     ],
     "services": [
-        ["mpiml.roles.parameter_server.specs", "mpiml.roles.parameter_server.tree"],
+        [
+            "mpiml.roles.parameter_server.specs",
+            "mpiml.roles.parameter_server.tree",
+            "mpiml.roles.parameter_server.waiting",
+        ],
         ["mpiml.roles.parameter_server.reading", "mpiml.roles.parameter_server.shard"],
         ["mpiml.roles.parameter_server.client"],
         ["mpiml.roles.parameter_server.opening"],

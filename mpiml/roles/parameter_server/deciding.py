@@ -11,6 +11,7 @@ from mpiml.whole import whole_number
 
 __all__ = ["Decider"]
 
+_SHOWN = 4  # workers in a message
 _EXACT = 16  # numbers of updates that have a bin of their own
 
 
@@ -21,8 +22,8 @@ class Decider:
     ----------
     consistency : Consistency
         The user's.
-    workers : int
-        How many there are.
+    workers : sequence of str
+        What they are called.
 
     Attributes
     ----------
@@ -30,9 +31,11 @@ class Decider:
         That were answered by message.
     """
 
-    def __init__(self, consistency: Consistency, workers: int) -> None:
+    def __init__(self, consistency: Consistency, workers: Sequence[str]) -> None:
         self._consistency = consistency
-        self._order = order_of(consistency, workers)
+        self._names = workers
+        self._order = order_of(consistency, len(workers))
+        self._pushed = [0] * len(workers)  # gradients of each
         self._by_staleness = isinstance(consistency, Async) and consistency.by_staleness
         #: whether workers may always read
         self.open_to_all = isinstance(consistency, Async | DropStale)
@@ -51,6 +54,7 @@ class Decider:
         key = worker, number
         pushed = self._order.push(worker, version, (key, version))
         self._pushes += 1
+        self._pushed[worker] += 1
         entries: list[Entry] = [self.drop(key)] if pushed.dropped else []
         return not pushed.dropped, entries + self._entries(pushed.updates)
 
@@ -87,11 +91,22 @@ class Decider:
 
     def lagging(self, worker: int, what: str) -> str:
         """Return what a worker waits for that may not go on with a pull or a push."""
-        clocks = self._order.clocks
+        behind = [self._names[other] for other in self._order.behind(worker)]
+        shown = ", ".join(behind[:_SHOWN]) + (", ..." if len(behind) > _SHOWN else "")
         return (
-            f"{what} of worker {worker}, whose clock is {clocks[worker]}, waits for others: "
-            f"{self._consistency!r}, clocks {clocks}"
+            f"{what} of {self._names[worker]}, by {self._consistency!r}, waits for {shown}. (A node "
+            "that only pulls is given handle.reader(), and is not waited for.)"
         )
+
+    def forgotten(self, worker: int) -> str:
+        """Return what a worker that returns has done wrong all the time, if so."""
+        pushed, clocks = self._pushed[worker], self._order.clocks[worker]
+        if isinstance(self._consistency, SSP) and pushed > 1 and not clocks:
+            return (
+                f"{self._names[worker]} has pushed {pushed} gradients and never called clock(), by "
+                f"which {self._consistency!r} counts iterations: nobody could wait for it"
+            )
+        return ""
 
     def _entries(self, updates: Sequence[Update]) -> list[Entry]:
         return [self._entry(update) for update in updates]

@@ -98,6 +98,10 @@ class Order(ABC):
         """Tell it of each worker."""
         return [self.readable(worker) for worker in range(len(self.clocks))]
 
+    def behind(self, worker: int) -> list[int]:
+        """Return whom a worker waits for that may not read."""
+        return []
+
     def clock(self, worker: int) -> list[Update]:
         """Note that a worker has finished an iteration; return what is to be applied now."""
         self.clocks[worker] += 1
@@ -155,6 +159,9 @@ class _Stale(Order):
         slowest = self._slowest()
         return [clock - slowest <= self._s for clock in self.clocks]
 
+    def behind(self, worker: int) -> list[int]:
+        return [w for w in sorted(self._live) if self.clocks[worker] - self.clocks[w] > self._s]
+
 
 class _ByIteration(Order):
     """`BoundedDelay`: all gradients of an iteration together, and reads wait for iterations."""
@@ -193,6 +200,11 @@ class _ByIteration(Order):
 
     def readable(self, worker: int) -> bool:
         return self._finished >= self.clocks[worker] - self._tau
+
+    def behind(self, worker: int) -> list[int]:
+        return [
+            w for w in sorted(self._live) if self.clocks[worker] - self.clocks[w] > self._tau
+        ]
 
 
 class _FirstOf(Order):
@@ -243,6 +255,9 @@ class _FirstOf(Order):
 
     def readable(self, worker: int) -> bool:
         return self._last[worker] < self.version
+
+    def behind(self, worker: int) -> list[int]:
+        return [w for w in sorted(self._live) if self._last[w] < self.version]
 
 
 def order_of(consistency: Consistency, workers: int) -> Order:

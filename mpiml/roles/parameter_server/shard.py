@@ -6,12 +6,11 @@ on all shards, and the parts of a pull belong together. Methods run one at a tim
 let others in.
 """
 
-import time
 from collections import deque
 from collections.abc import Hashable, Sequence
 from typing import Any, Final, NamedTuple
 
-from mpiml.errors import ServiceGoneError, UsageError
+from mpiml.errors import UsageError
 from mpiml.payload import give
 from mpiml.roles.parameter_server.deciding import Decider
 from mpiml.roles.parameter_server.following import Apply, Entry, Following, Mark, Step
@@ -21,14 +20,12 @@ from mpiml.roles.parameter_server.part import Part
 from mpiml.roles.parameter_server.plan import LeafSpec, Plan
 from mpiml.roles.parameter_server.settings import Settings
 from mpiml.roles.parameter_server.specs import flatten_init
+from mpiml.roles.parameter_server.waiting import Waiters
 from mpiml.scope import current_scope
-from mpiml.waits import Wait
 
 __all__ = ["Opened", "Shard"]
 
-_SLICE: Final = 0.5  # s: how often a wait looks whether the program stops
 _AHEAD: Final = 16  # pushes of a worker that may wait for other workers
-_STOPPED: Final = 2.0  # s, after the stop has come, that a wait goes on
 
 _Selection = Sequence[tuple[int, Any]] | None
 """What a pull asks of a shard; None: all."""
@@ -47,8 +44,12 @@ class _Request:
 
     def __init__(self, worker: int | None, selection: _Selection) -> None:
         self.worker, self.selection = worker, selection
-        self.done = Wait("a part of the parameters")
+        self.done = False
         self.value: Any = None
+
+
+def _title(vertex: Any) -> str:
+    return f"{vertex.role}/{vertex.index}"
 
 
 class Shard:
@@ -76,10 +77,12 @@ class Shard:
         self._decider: Decider | None = None
         self._others: list[Any] = []
         if here == 0:
-            self._decider = Decider(settings.consistency, len(workers))
+            names = [_title(runtime.vertices[vertex]) for vertex in workers]
+            self._decider = Decider(settings.consistency, names)
             role = [v for v in runtime.vertices if v.role_index == node.spec.role_index]
             self._others = [runtime.client(v.id, node) for v in role[1:]]
-        self._waiting: list[tuple[int, Wait]] = []
+        self._waiters = Waiters(self._engine)
+        node.ending.append(self._waiters.end)
         self._pushing: dict[int, deque[int]] = {}  # of each worker, pushes that wait
         self._publish()
         node.leaving.append(lambda _: self._part.memory.close())
@@ -147,6 +150,9 @@ class Shard:
     def leave(self, worker: int) -> None:
         """Note that a worker has returned."""
         assert self._decider is not None
+        said = self._decider.forgotten(worker)
+        if said and not self._node.runtime.stopping:
+            self._node.runtime.say(f"mpiml: {self._node.title}: {said}\n")
         self._decide(self._decider.leave(worker), {})
 
     def follow(self, entries: Sequence[Entry]) -> None:
@@ -165,8 +171,8 @@ class Shard:
         if self._decider.open_to_all:
             return
         readable = self._publish()
-        if self._waiting:
-            self._wake(*[worker for worker, may in enumerate(readable) if may])
+        if self._waiters:
+            self._waiters.wake(*[worker for worker, may in enumerate(readable) if may])
 
     def _tell(self, entries: Sequence[Entry]) -> None:
         for other in self._others:
@@ -183,7 +189,8 @@ class Shard:
             else:
                 (request,) = found
                 request.value = self._values(request.worker, request.selection)
-                self._engine.fulfil(request.done)
+                request.done = True
+                self._waiters.wake(request)
 
     # -- parameters ----------------------------------------------------------------------------
 
@@ -209,7 +216,8 @@ class Shard:
         """Return what is asked of this shard, of the version that `pull` returns."""
         request = _Request(worker, selection)
         self._do(self._following.arrive(key, request))
-        self._await(request.done)
+        about = f"{self._node.title}: a part of the parameters, for the first shard to name it"
+        self._waiters.until(lambda: request.done, lambda: about, request)
         return request.value
 
     def _values(self, worker: int | None, selection: _Selection) -> Any:
@@ -219,59 +227,39 @@ class Shard:
 
     def _await_readable(self, worker: int) -> None:
         """Wait until a worker may read, and what it has pushed before has been taken."""
-        assert self._decider is not None
-        while not self._decider.readable(worker) or self._pushing.get(worker):
-            self._await_change(worker, "a pull")
+        decider = self._decider
+        assert decider is not None
+        self._waiters.until(
+            lambda: decider.readable(worker) and not self._pushing.get(worker),
+            lambda: f"{self._node.title}: {decider.lagging(worker, 'a pull')}",
+            worker,
+        )
 
     def _await_turn(self, worker: int, number: int) -> None:
         """Wait until the consistency takes a gradient of a worker, after those before it."""
-        assert self._decider is not None
+        decider = self._decider
+        assert decider is not None
         queue = self._pushing.get(worker)
-        if not queue and self._decider.takes(worker):
+        if not queue and decider.takes(worker):
             return
         if queue is None:
             queue = self._pushing[worker] = deque()
         if len(queue) >= _AHEAD:
             raise UsageError(
                 f"push: expected at most {_AHEAD} pushes of a worker that wait for others, got one "
-                f"more: {self._decider.lagging(worker, 'it')}. Wait for the future of a push, or "
-                "pull, before the next."
+                f"more: {decider.lagging(worker, 'it')}. Wait for the future of a push, or pull, "
+                "before the next."
             )
         queue.append(number)
         try:
-            while queue[0] != number or not self._decider.takes(worker):
-                self._await_change(worker, "a push")
+            self._waiters.until(
+                lambda: queue[0] == number and decider.takes(worker),
+                lambda: f"{self._node.title}: {decider.lagging(worker, 'a push')}",
+                worker,
+            )
         finally:
             queue.remove(number)
-            self._wake(worker)
-
-    def _await_change(self, worker: int, what: str) -> None:
-        """Wait until something has changed for a worker."""
-        assert self._decider is not None
-        wait = Wait(f"{self._node.title}: {self._decider.lagging(worker, what)}")
-        self._waiting.append((worker, wait))
-        try:
-            self._await(wait)
-        finally:
-            self._waiting.remove((worker, wait))
-
-    def _wake(self, *workers: int) -> None:
-        for worker, wait in self._waiting:
-            if worker in workers:
-                self._engine.fulfil(wait)
-
-    def _await(self, wait: Wait) -> None:
-        """Wait, while other calls run; not beyond the end of the program."""
-        stopped = self._node.runtime.ending.stopped
-        end = None
-        while not self._engine.wait(wait, time.monotonic() + _SLICE, current_scope()):
-            now = time.monotonic()
-            if stopped.ready:
-                end = now + _STOPPED if end is None else end
-                if now > end:
-                    raise ServiceGoneError(
-                        f"the program has stopped while waiting: {wait.about}"
-                    )
+            self._waiters.wake(worker)
 
     def _publish(self) -> list[bool]:
         """Return which workers may read; those of this host are told, in shared memory."""
@@ -287,7 +275,7 @@ class Shard:
     def statistics(self) -> dict[str, Any]:
         """Return what this shard has done, for logs."""
         done = {} if self._decider is None else self._decider.statistics()
-        waiting = len(self._following) + len(self._waiting)
+        waiting = len(self._following) + len(self._waiters)
         return {"version": self._part.version, "waiting": waiting, **done}
 
     def state_dict(self) -> dict[str, Any]:

@@ -254,9 +254,15 @@ def test_gradients_are_checked_one_by_one():
         ([dense, Sparse([2**39], np.ones((1, 2), "f4"))], "keys: expected 0 to 549755813887"),
         ([dense, Sparse([3.0], np.ones((1, 2), "f4"))], "keys: expected whole numbers"),
         ([dense, Sparse([3], np.ones(2, "f4"))], r"values: expected .* \(1, 2\)"),
-        ([np.ones(3, "f4"), rows], r"expected an array of \(4,\) floating-point numbers, got float32 \(3,\)"),
+        (
+            [np.ones(3, "f4"), rows],
+            r"expected an array of \(4,\) floating-point numbers, got float32 \(3,\)",
+        ),
         ([Sparse([4], np.ones(1)), rows], "keys: expected 0 to 3, got 4"),
-        ([Sparse([3], np.ones(2)), rows], r"expected an array of \(1,\) floating-point numbers, got float64 \(2,\)"),
+        (
+            [Sparse([3], np.ones(2)), rows],
+            r"expected an array of \(1,\) floating-point numbers, got float64 \(2,\)",
+        ),
     ]:
         with pytest.raises(UsageError, match=f"^push: .*{match}"):
             one.check(bad)

@@ -1,0 +1,75 @@
+"""Methods of a server that wait until something has changed for a worker, or the program ends."""
+
+import threading
+from collections.abc import Callable, Hashable
+from typing import Any, Final
+
+from mpiml.errors import ServiceGoneError
+from mpiml.scope import current_scope
+from mpiml.waits import Wait
+
+__all__ = ["Waiters"]
+
+_PATIENCE: Final = 2.0  # s after the program's end has begun; its bodies may go on for a while
+
+
+class Waiters:
+    """The methods that wait. Local; used while a method holds its turn.
+
+    Parameters
+    ----------
+    engine
+        The rank's engine.
+    """
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self._waits: list[tuple[Hashable, Wait]] = []
+        self._over = False
+
+    def __len__(self) -> int:
+        return len(self._waits)
+
+    def until(
+        self, ready: Callable[[], bool], about: Callable[[], str], name: Hashable
+    ) -> None:
+        """Wait until `ready` is true, which is looked at after each `wake` of this name.
+
+        Other methods run meanwhile.
+
+        Raises
+        ------
+        ServiceGoneError
+            The program has ended, and it is not.
+        """
+        while not ready():
+            wait = Wait(about())
+            if self._over:
+                raise ServiceGoneError(
+                    f"{wait.about}: expected it to end, got a program that has"
+                )
+            self._waits.append((name, wait))
+            try:
+                self._engine.wait(wait, None, current_scope())
+            finally:
+                self._waits.remove((name, wait))
+
+    def wake(self, *names: Hashable) -> None:
+        """Let the methods of these names look again."""
+        for name, wait in self._waits:
+            if name in names:
+                self._engine.fulfil(wait)
+
+    def end(self) -> None:
+        """Let all waits end a while from now: the end of the program has begun."""
+        if self._waits:
+            timer = threading.Timer(_PATIENCE, self._end)
+            timer.daemon = True
+            timer.start()
+        else:
+            self._over = True
+
+    def _end(self) -> None:
+        self._over = True
+        for _, wait in list(self._waits):
+            self._engine.fulfil(wait)
