@@ -293,6 +293,7 @@ FLOORS = {
     ],
     "services": [
         [
+            "mpiml.roles.parameter_server.posting",
             "mpiml.roles.parameter_server.specs",
             "mpiml.roles.parameter_server.tree",
             "mpiml.roles.parameter_server.waiting",

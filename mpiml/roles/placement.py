@@ -199,18 +199,17 @@ def _shared(roles: Sequence[Role], usable: int) -> list[Item]:
     rigid = [role for role in roles if role.gpus or role.least > 1]
     groups = [[role] for role in roles if not (role.gpus or role.least > 1)]
     room = usable - sum(role.least for role in rigid)
-    while len(groups) > max(room, 0):
-        pair = _smallest_pair(groups)
-        if pair is None or room < 1:
-            least = usable - room + max(1, len(groups)) if groups else usable - room
-            own = ", ".join(f"{role.label} {role.least}" for role in rigid)
-            raise PlacementError(
-                f"placement: the program needs at least {least} ranks, got {usable}: roles with "
-                f"GPUs, spread= or shards keep ranks of their own ({own or 'none'}), and roles on "
-                f"different hosts cannot share. Start at least {least} ranks."
-            )
+    while len(groups) > max(room, 1) and (pair := _smallest_pair(groups)) is not None:
         kept, gone = pair
         groups[kept] += groups.pop(gone)
+    if len(groups) > max(room, 0):
+        least = usable - room + len(groups)
+        own = ", ".join(f"{role.label} {role.least}" for role in rigid)
+        raise PlacementError(
+            f"placement: the program needs at least {least} ranks, got {usable}: roles with "
+            f"GPUs, spread= or shards keep ranks of their own ({own or 'none'}), and roles on "
+            f"different hosts cannot share. Start at least {least} ranks."
+        )
     if room < 0:
         own = ", ".join(f"{role.label} {role.least}" for role in rigid)
         raise PlacementError(

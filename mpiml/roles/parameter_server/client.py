@@ -10,6 +10,7 @@ from typing import Any
 
 from mpiml.errors import ServiceGoneError, UsageError
 from mpiml.payload import SNAPSHOT, give, pack_call
+from mpiml.roles.parameter_server.posting import Posting
 from mpiml.roles.parameter_server.reading import LocalReader, OneAtATime, is_near
 from mpiml.roles.parameter_server.settings import Settings
 from mpiml.roles.parameter_server.tree import TreeParts
@@ -46,7 +47,7 @@ class ParameterClient:
         # pushes that have not been waited for, and whether the user has their future
         self._sent: deque[tuple[Any, bool]] = deque()
         self._known = _Known()
-        self.futures = _Futures(self)
+        self.futures = Posting(self)
         if worker is not None:
             node.leaving.append(self._leave)
 
@@ -67,7 +68,7 @@ class ParameterClient:
             )
         other = copy.copy(self)
         other._shards = [shard.with_options(timeout=timeout) for shard in self._shards]
-        other.futures = _Futures(other)
+        other.futures = Posting(other)
         return other
 
     # -- parameters ----------------------------------------------------------------------------
@@ -329,6 +330,7 @@ class ParameterClient:
 
     def _leave(self, _: BaseException | None) -> None:
         """Tell the servers that this worker pushes nothing more. Does not wait."""
+        self._sent.clear()  # an error that nobody looks at is logged when its future is gone
         if self._node.runtime.done:  # a service: all messages have been counted
             return
         target = self._shards[0].__dict__["_target"]
@@ -340,7 +342,11 @@ class ParameterClient:
             pass  # the program has ended
 
     def __repr__(self) -> str:
-        return f"<ParameterClient of {len(self._shards)} shards>"
+        label = self._shards[0].__dict__["_target"].title.rpartition("/")[0]
+        return f"<ParameterClient of {label!r}, {len(self._shards)} shards>"
+
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if not name.startswith("_")]
 
 
 class _Known:
@@ -349,45 +355,3 @@ class _Known:
     def __init__(self) -> None:
         self.opened: tuple[TreeParts, LocalReader | None] | None = None
         self.filters: Any = None
-
-
-class _Futures:
-    """What does not wait: each returns a `mpiml.Future`."""
-
-    def __init__(self, client: ParameterClient) -> None:
-        self._client = client
-
-    def push(
-        self,
-        gradient: Any,
-        version: int,
-        names: Sequence[str] | None = None,
-        indices: Any = None,
-    ) -> Any:
-        """Push a gradient, which may be changed at once; see `ParameterClient.push`.
-
-        The future's result is what `ParameterClient.push` returns.
-        """
-        client = self._client
-        parts = client._parts(gradient, names, indices, "push")
-        client._reap()
-        if parts is None:
-            return client._shards[0].futures.skip(client._worker)
-        with client._lock:
-            futures = client._post(version, parts, _itself)
-            client._sent.extend((future, seen == 0) for seen, future in enumerate(futures))
-        return futures[0]
-
-    def clock(self) -> Any:
-        """Tell the servers that an iteration is over; see `ParameterClient.clock`."""
-        client = self._client
-        client._check_worker("clock")
-        client._reap()
-        with client._lock:
-            future = client._shards[0].futures.clock(client._worker)
-            client._sent.append((future, True))
-        return future
-
-
-def _itself(value: Any) -> Any:
-    return value

@@ -31,8 +31,9 @@ class Keys:
         Numbers of a row, from 1 on.
     dtype : dtype
         float32 or float64.
-    fill : float
-        What a row that does not exist reads as, and begins with.
+    fill : float or function
+        What a row that does not exist reads as, and begins with. ``fill(keys)`` returns rows,
+        (m, width), for keys, (m,): the same for a key whenever and wherever it is called.
 
     Raises
     ------
@@ -40,9 +41,7 @@ class Keys:
         An argument is out of its range.
     """
 
-    def __init__(
-        self, n: int, width: int = 1, dtype: Any = "float32", fill: float = 0.0
-    ) -> None:
+    def __init__(self, n: int, width: int = 1, dtype: Any = "float32", fill: Any = 0.0) -> None:
         self.n = whole_number("Keys: n", n, 1, MOST)
         self.width = whole_number("Keys: width", width, 1, 2**31)
         try:
@@ -51,12 +50,7 @@ class Keys:
             self.dtype = np.dtype(object)
         if self.dtype not in (np.float32, np.float64):
             raise UsageError(f"Keys: dtype: expected float32 or float64, got {dtype!r}")
-        try:
-            self.fill = float(fill)
-        except (TypeError, ValueError):
-            self.fill = math.nan
-        if not math.isfinite(self.fill):
-            raise UsageError(f"Keys: fill: expected a finite number, got {fill!r}")
+        self.fill = fill if callable(fill) else _finite(fill)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -67,6 +61,29 @@ class Keys:
     def rowsize(self) -> int:
         """Bytes of the numbers of a row."""
         return self.width * int(self.dtype.itemsize)
+
+    def filled(self, keys: Any) -> Any:
+        """Return rows that do not exist, as new ones.
+
+        Parameters
+        ----------
+        keys : ndarray
+            (m,) int64
+
+        Raises
+        ------
+        UsageError
+            A function has returned something else than finite rows.
+        """
+        if not callable(self.fill):
+            return np.full((len(keys), self.width), self.fill, self.dtype)
+        rows = np.array(self.fill(keys), self.dtype)
+        if rows.shape != (len(keys), self.width) or not np.isfinite(rows).all():
+            raise UsageError(
+                f"Keys: fill: expected finite rows of shape {(len(keys), self.width)}, got "
+                f"{rows.shape}"
+            )
+        return rows
 
     def check(self, keys: Any, where: str) -> Any:
         """Return keys as an int64 array of one dimension; see `check_keys`."""
@@ -79,9 +96,8 @@ class Keys:
         return hash(self._all())
 
     def __repr__(self) -> str:
-        return (
-            f"Keys({self.n}, width={self.width}, dtype={self.dtype.name!r}, fill={self.fill})"
-        )
+        fill = getattr(self.fill, "__qualname__", self.fill)
+        return f"Keys({self.n}, width={self.width}, dtype={self.dtype.name!r}, fill={fill})"
 
     def _all(self) -> tuple[Any, ...]:
         return self.n, self.width, self.dtype, self.fill
@@ -121,3 +137,13 @@ def check_keys(keys: Any, start: int, stop: int, where: str, what: str = "keys")
             f"{where}: {what}: expected {start} to {stop - 1}, got {array[at]} at place {at}"
         )
     return array.astype(np.int64, copy=False)
+
+
+def _finite(fill: Any) -> float:
+    try:
+        number = float(fill)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise UsageError(f"Keys: fill: expected a finite number or a function, got {fill!r}")
+    return number

@@ -10,7 +10,7 @@ from mpiml.errors import UsageError
 from mpiml.optim import Optimizer
 from mpiml.roles.parameter_server.keys import Keys, check_keys
 from mpiml.roles.parameter_server.layout import Piece
-from mpiml.roles.parameter_server.table import Table
+from mpiml.roles.parameter_server.table import Table, in_place
 
 __all__ = ["Gradient", "Sparse", "Store", "Update"]
 
@@ -184,7 +184,7 @@ class Store:
         if isinstance(self._optimizer, Optimizer):
             self._optimizer.apply(array, gradient, state, self.step, rate)
         else:
-            self._optimizer(array, gradient, state, self.step)
+            in_place(self._optimizer(array, gradient, state, self.step))
 
     def state_dict(self) -> dict[str, Any]:
         """Return copies of the arrays and of the optimizer's state; of a table, what it returns."""

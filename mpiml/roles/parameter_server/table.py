@@ -17,11 +17,20 @@ from mpiml.errors import UsageError
 from mpiml.optim import Optimizer
 from mpiml.roles.parameter_server.keys import Keys, check_keys
 
-__all__ = ["Table"]
+__all__ = ["Table", "in_place"]
 
 RECENT: Final = 4096  #: keys that the small index may always have
 _ROOTS: Final = 32  # and otherwise, times the root of how many the large one has
 _ROOM: Final = 64  # rows for which there is room at first
+
+
+def in_place(returned: Any) -> None:
+    """Raise where an update function has returned something: it is to change its arguments."""
+    if returned is not None:
+        raise UsageError(
+            "update function: expected None, as it changes parameter and state in place, got "
+            f"{type(returned).__qualname__}. Write parameter -= ... or parameter[:] = ..."
+        )
 
 
 class Table:
@@ -91,12 +100,14 @@ class Table:
         UsageError
             A key is no whole number, or not in [start, stop).
         """
-        places = self._index.find(check_keys(keys, self.start, self.stop, "pull"))
+        keys = check_keys(keys, self.start, self.stop, "pull")
+        places = self._index.find(keys)
         known = places >= 0
         if known.all():
             return self._values[places]  # (m,) -> (m, width)
-        found = np.full((len(places), self.keys.width), self.keys.fill, self.keys.dtype)
+        found = np.empty((len(places), self.keys.width), self.keys.dtype)
         found[known] = self._values[places[known]]
+        found[~known] = self.keys.filled(keys[~known])
         return found
 
     def apply(
@@ -155,12 +166,13 @@ class Table:
 
     def _make(self, keys: Any) -> Any:
         """Make the rows of sorted keys; return their places."""
+        rows = self.keys.filled(keys)  # it may raise, before anything has changed
         first = len(self._index)
         places = self._index.add(keys)
         end = first + len(keys)
         self._values = _with_room(self._values, end)
         self._columns = {name: _with_room(c, end) for name, c in self._columns.items()}
-        self._values[first:end] = self.keys.fill
+        self._values[first:end] = rows
         if isinstance(self._optimizer, Optimizer):
             fresh = self._optimizer.init(self._values[first:end])
             for column, begin in zip(self._columns.values(), fresh, strict=True):
@@ -177,7 +189,7 @@ class Table:
                 self._columns[name][places] = part
         else:
             state = {**self._rest, **state}
-            self._optimizer(some, gradient, state, step)
+            in_place(self._optimizer(some, gradient, state, step))
             self._keep(places, state)
         self._values[places] = some
 
@@ -196,6 +208,12 @@ class Table:
                         f"{getattr(value, 'shape', value)!r}"
                     )
                 column[places] = value
+            elif isinstance(value, np.ndarray) and value.shape == (len(places),) != (1,):
+                raise UsageError(
+                    f"update function: state {name!r}: expected an array of shape "
+                    f"{(len(places), 1)} to keep a number for each row, got {value.shape}; or "
+                    "something else, to keep it for all rows"
+                )
             elif rowwise and name not in self._rest:
                 column = np.zeros((len(self._values), value.shape[1]), value.dtype)
                 column[places] = value

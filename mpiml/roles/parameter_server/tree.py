@@ -89,8 +89,9 @@ class TreeParts:
         if self.plan.tables:
             keys = ", ".join(str(self.plan.leaves[i]) for i in self.plan.tables[:4])
             raise UsageError(
-                f"{call}: expected the keys that are wanted of each Keys, got none: {keys}. Give "
-                "indices=, and the other entries as names="
+                f"{call}: expected to be told what is meant of a tree with Keys, got neither names= "
+                f"nor indices=: {keys}. Give indices= with the keys of each that is meant, and the "
+                "other entries as names=, as in names=['bias'], indices={'words': keys}"
             )
 
     # -- some ----------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ class Waiters:
                 )
             self._waits.append((name, wait))
             try:
-                self._engine.wait(wait, None, current_scope())
+                self._engine.wait(wait, None, current_scope(required=False))
             finally:
                 self._waits.remove((name, wait))
 

@@ -182,7 +182,7 @@ def test_key_ranges_are_pulled_by_their_keys(mode):
             lambda: client.push_pull({"t": 0}, 0),
         ):
             with pytest.raises(
-                UsageError, match=r"expected the keys .* of each Keys, got none"
+                UsageError, match=r"expected to be told what is meant of a tree with Keys"
             ):
                 call()
         with pytest.raises(UsageError, match=r"\['t'\].*expected keys in indices=, got none"):

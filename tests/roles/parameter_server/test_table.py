@@ -183,7 +183,52 @@ def test_what_a_range_may_be():
         ((1, 0), "width: "),
         ((1, 1, "int32"), "dtype: expected float32 or float64, got 'int32'"),
         ((1, 1, "nonsense"), "dtype: "),
-        ((1, 1, "f4", float("nan")), "fill: expected a finite number, got nan"),
+        ((1, 1, "f4", float("nan")), "fill: expected a finite number or a function, got nan"),
     ]:
         with pytest.raises(UsageError, match=f"Keys: {match}"):
             Keys(*arguments)
+
+
+def test_rows_begin_as_a_function_says():
+    def fill(keys):
+        return np.stack([keys % 7, -(keys % 7)], axis=1)
+
+    table = Table(Keys(1000, 2, fill=fill), 100, 900, SGD(1.0))
+    keys = np.array([500, 103, 500])
+    np.testing.assert_array_equal(table.read(keys), fill(keys))
+    assert table.rows == 0
+    table.apply(keys[:2], np.ones((2, 2), "f4"), 1)
+    np.testing.assert_array_equal(table.read(keys), fill(keys) - 1)
+    np.testing.assert_array_equal(
+        table.read([101, 103]), [[101 % 7, -(101 % 7)], fill(keys)[1] - 1]
+    )
+
+
+@pytest.mark.parametrize(
+    "fill",
+    [lambda keys: keys, lambda keys: np.full((len(keys), 2), np.nan)],
+    ids=["shape", "nan"],
+)
+def test_a_function_that_fills_wrongly_is_told_and_nothing_has_changed(fill):
+    table = Table(Keys(10, 2, fill=fill), 0, 10, SGD(1.0))
+    for use in (lambda: table.read([1]), lambda: table.apply([1], np.ones((1, 2), "f4"), 1)):
+        with pytest.raises(UsageError, match=r"fill: expected finite rows of shape \(1, 2\)"):
+            use()
+    assert table.rows == 0
+
+
+def test_a_function_that_returns_is_refused():
+    table = Table(Keys(10, 2), 0, 10, lambda p, g, state, step: p - g)
+    with pytest.raises(
+        UsageError, match="expected None, as it changes parameter and state in place"
+    ):
+        table.apply([1], np.ones((1, 2), "f4"), 1)
+
+
+def test_a_number_for_each_row_needs_an_axis():
+    def update(p, g, state, step):
+        state["sum"] = np.zeros(len(p))
+
+    table = Table(Keys(10, 2), 0, 10, update)
+    with pytest.raises(UsageError, match=r"state 'sum': expected an array of shape \(2, 1\)"):
+        table.apply([1, 2], np.ones((2, 2), "f4"), 1)
