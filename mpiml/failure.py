@@ -210,6 +210,7 @@ class Failures:
         """Stop the clocks."""
         for timer in self._timers:
             timer.cancel()
+            timer.function = _nothing  # its thread ends a little later, and would hold all this
 
     def _check_grace(self, limit: float, last: bool = False) -> None:
         """List whoever still runs after the grace, and end the program all the same."""
@@ -274,3 +275,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         seen.add(id(error))
         yield error
         error = error.__cause__ or error.__context__
+
+
+def _nothing() -> None:
+    pass

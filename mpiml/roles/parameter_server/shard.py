@@ -85,7 +85,7 @@ class Shard:
         node.ending.append(self._waiters.end)
         self._pushing: dict[int, deque[int]] = {}  # of each worker, pushes that wait
         self._publish()
-        node.leaving.append(lambda _: self._part.memory.close())
+        node.leaving.append(self._close)
 
     def _shares(self, settings: Settings) -> bool:
         """Tell whether somebody of this host may read the memory."""
@@ -97,6 +97,10 @@ class Shard:
             runtime.hosts.host_of(runtime.ranks[vertex]) == here
             for vertex, _ in holders_of(runtime.vertices, spec.node)
         )
+
+    def _close(self, _: BaseException | None) -> None:
+        self._waiters.close()
+        self._part.memory.close()
 
     def open(self) -> Opened:
         """Return what a client has to know."""

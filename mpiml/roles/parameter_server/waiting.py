@@ -26,6 +26,7 @@ class Waiters:
         self._engine = engine
         self._waits: list[tuple[Hashable, Wait]] = []
         self._over = False
+        self._timer: threading.Timer | None = None
 
     def __len__(self) -> int:
         return len(self._waits)
@@ -63,13 +64,23 @@ class Waiters:
     def end(self) -> None:
         """Let all waits end a while from now: the end of the program has begun."""
         if self._waits:
-            timer = threading.Timer(_PATIENCE, self._end)
-            timer.daemon = True
-            timer.start()
+            self._timer = threading.Timer(_PATIENCE, self._end)
+            self._timer.daemon = True
+            self._timer.start()
         else:
             self._over = True
+
+    def close(self) -> None:
+        """Let go of the program: nobody waits any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer.function = _nothing  # its thread ends a little later
 
     def _end(self) -> None:
         self._over = True
         for _, wait in list(self._waits):
             self._engine.fulfil(wait)
+
+
+def _nothing() -> None:
+    pass
