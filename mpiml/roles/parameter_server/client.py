@@ -113,6 +113,7 @@ class ParameterClient:
                 return found
         with self._in_order:
             version, spans = self._ask(None)
+            self._known.unsure = False
             return self._joined(tree, spans), version
 
     def _joined(self, tree: TreeParts, spans: Mapping[int, Any]) -> Any:
@@ -126,7 +127,7 @@ class ParameterClient:
 
     def _read(self, tree: TreeParts, local: LocalReader) -> tuple[Any, int] | None:
         """Read the memory of the servers, once nothing of this worker's is under way to them."""
-        if self._sent:
+        if self._sent or self._known.unsure:
             return None
         if not local.readable:
             self._shards[0].pull(self._worker, None, (), ())  # wait, and bring nothing
@@ -196,6 +197,14 @@ class ParameterClient:
         self._reap()
         if parts is None:
             return bool(self._shards[0].skip(self._worker))
+        try:
+            return self._push(parts, version)
+        except BaseException:
+            self._known.unsure = True  # it may be on its way still, as after a deadline
+            raise
+
+    def _push(self, parts: Any, version: int) -> bool:
+        """Send a gradient to all servers, and wait until they have it."""
         if len(parts) == 1 and self._filters is None:
             number = next(self._numbers)
             return bool(self._shards[0].push(self._worker, number, version, parts[0]))
@@ -355,3 +364,4 @@ class _Known:
     def __init__(self) -> None:
         self.opened: tuple[TreeParts, LocalReader | None] | None = None
         self.filters: Any = None
+        self.unsure = False  # whether servers may have a push that they have not answered
