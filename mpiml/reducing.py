@@ -250,7 +250,7 @@ def _arrays(op: str) -> Callable[[Any, Any], Any]:
 
 def _shape(value: Any, title: str) -> Any:
     """Return what results must have alike."""
-    if isinstance(value, int | float | complex):
+    if type(value) in (int, float, complex, bool):  # NumPy's scalars are arrays without axes
         return ()
     shape = getattr(value, "shape", None)
     if shape is None:
@@ -258,7 +258,7 @@ def _shape(value: Any, title: str) -> Any:
             f"clients.reduced: {title}: expected numbers, arrays, or a tree of them, got "
             f"{type(value).__name__}"
         )
-    return tuple(shape), value.dtype
+    return tuple(shape), getattr(value.dtype, "str", str(value.dtype)).lstrip("<>=|")
 
 
 def _check_order(op: str, value: Any, title: str) -> None:

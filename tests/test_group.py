@@ -466,6 +466,25 @@ def test_numbers_as_numpy(values, op):
     assert all((a == b).all() for a, b in zip(arrays, before, strict=True))
 
 
+@both
+@pytest.mark.parametrize("dtype", ["f4", "f8", "c16", ">f8", "?"])
+def test_arrays_without_axes_are_arrays_all_the_way(mode, dtype):
+    """On the way NumPy makes scalars of them, of which some are Python's numbers."""
+
+    class Loss:
+        def get(self):
+            one = np.array(1, dtype)
+            return {"loss": one, "more": [one, np.array([1, 0], dtype)]}
+
+    def body(workers):
+        found = workers.reduced("max" if dtype == "?" else "sum").get()
+        expected = 1 if dtype == "?" else len(workers)
+        assert found["loss"] == found["more"][0] == expected
+        np.testing.assert_array_equal(found["more"][1], [expected, 0])
+
+    play(mode, body, replicas={"workers": 5}, workers=mpiml.ServiceNode(Loss))
+
+
 def test_other_structures_are_refused():
     with pytest.raises(mpiml.UsageError, match="one structure of a, b"):
         _combined("sum", [{"x": 1}, {"y": 1}], ["a", "b"])

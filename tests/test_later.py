@@ -43,9 +43,7 @@ def package():
 
 def test_hasattr_is_false(package):
     assert not hasattr(package, "checkpoint")
-    with pytest.raises(
-        UsageError, match=r"^mpiml\.checkpoint comes with the fault release$"
-    ):
+    with pytest.raises(UsageError, match=r"^mpiml\.checkpoint comes with the fault release$"):
         _ = package.checkpoint
 
 

@@ -284,7 +284,13 @@ FLOORS = {
     "launch": [
         ["mpiml.agree"],
         ["mpiml.ending", "mpiml.hosting", "mpiml.routing", "mpiml.survey"],
-        ["mpiml.context", "mpiml.failure", "mpiml.idle", "mpiml.membership", "mpiml.topics.quiet"],
+        [
+            "mpiml.context",
+            "mpiml.failure",
+            "mpiml.idle",
+            "mpiml.membership",
+            "mpiml.topics.quiet",
+        ],
         ["mpiml.teams"],
         ["mpiml.runtime"],
         ["mpiml.handshake", "mpiml.layout", "mpiml.linking", "mpiml.reporting", "mpiml.result"],

@@ -19,7 +19,7 @@ from mpiml.roles.parameter_server.memory import Address
 from mpiml.roles.parameter_server.part import Part
 from mpiml.roles.parameter_server.plan import LeafSpec, Plan
 from mpiml.roles.parameter_server.settings import Settings
-from mpiml.roles.parameter_server.specs import flatten_init
+from mpiml.roles.parameter_server.specs import checksum_of, flatten_init
 from mpiml.roles.parameter_server.waiting import Waiters
 from mpiml.scope import current_scope
 
@@ -37,6 +37,7 @@ class Opened(NamedTuple):
     treedef: Any
     leaves: tuple[LeafSpec, ...]
     address: Address | None  #: of its memory, if workers of its host can read that
+    checksum: int  #: of all parameters at first
 
 
 class _Request:
@@ -64,6 +65,7 @@ class Shard:
         workers = workers_of(runtime.vertices, node.spec.node)
         self._treedef, self._specs, leaves = flatten_init(settings.init)
         plan = Plan(self._specs, settings.shards)
+        self._checksum = checksum_of(leaves) if settings.shards > 1 else 0
         here = node.spec.index
         filters = None
         if settings.push_filters or settings.pull_filters:
@@ -104,7 +106,7 @@ class Shard:
 
     def open(self) -> Opened:
         """Return what a client has to know."""
-        return Opened(self._treedef, self._specs, self._part.memory.address)
+        return Opened(self._treedef, self._specs, self._part.memory.address, self._checksum)
 
     # -- gradients -----------------------------------------------------------------------------
 

@@ -1,15 +1,17 @@
 """The tree that a parameter server begins with, taken apart."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import optree
 
+from mpiml._native import checksum
 from mpiml.collectives.trees import NAMESPACE, flatten, host_array
 from mpiml.roles.parameter_server.keys import Keys
 from mpiml.roles.parameter_server.plan import LeafSpec
 
-__all__ = ["flatten_init"]
+__all__ = ["checksum_of", "flatten_init"]
 
 _WHERE = "ParameterServerNode: init"
 
@@ -42,3 +44,12 @@ def flatten_init(init: Any) -> tuple[Any, tuple[LeafSpec, ...], list[Any]]:
         for path, leaf in zip(paths, leaves, strict=True)
     )
     return treedef, specs, leaves
+
+
+def checksum_of(leaves: Sequence[Any]) -> int:
+    """Return a number that differs where arrays do: a function may make others on each server."""
+    found = 0
+    for leaf in leaves:
+        if not isinstance(leaf, Keys) and leaf.size:
+            found = checksum(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data, found)
+    return found

@@ -66,6 +66,12 @@ class TreeParts:
                     f"{_listed(first.leaves)} on server 0 and {_listed(other.leaves)} on server "
                     f"{shard}. A function that is given as init must not depend on where it runs."
                 )
+            if other.checksum != first.checksum:
+                raise UsageError(
+                    f"ParameterServerNode: init: expected the same numbers on all servers, got "
+                    f"others on server {shard} than on server 0. A function that is given as init "
+                    "must not depend on where it runs: give its random numbers a seed."
+                )
         self.treedef = first.treedef
         self.plan = Plan(first.leaves, len(opened))
         self._all = [_Wanted(leaf, None) for leaf in range(len(first.leaves))]
@@ -341,7 +347,9 @@ def _finite(array: Any) -> bool:
     """Tell whether all numbers are finite; a sum finds what is not, but may overflow."""
     if array.size <= _FEW and array.flags.c_contiguous:
         flat = array.reshape(-1)
-        return math.isfinite(flat.dot(flat)) or bool(np.isfinite(array).all())
+        with np.errstate(over="ignore", invalid="ignore"):
+            total = flat.dot(flat)
+        return math.isfinite(total) or bool(np.isfinite(array).all())
     with np.errstate(over="ignore", invalid="ignore"):
         total = array.sum()
     return math.isfinite(total) or bool(np.isfinite(array).all())

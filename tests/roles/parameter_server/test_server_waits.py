@@ -153,3 +153,47 @@ def test_a_consistency_of_somebody_else_is_refused():
 
     with pytest.raises(mpiml.UsageError, match="consistency: expected 'bsp', 'async', or"):
         node(ONE, Mine())
+
+
+@both
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_stop_ends_a_loop_of_reads_from_memory(mode, shards):
+    """They need no message, so nothing but a look at the stop can end them."""
+    stopped = []
+
+    def reads(reader):
+        try:
+            while True:
+                reader.pull()
+        except mpiml.Stopped:
+            stopped.append(True)
+            raise
+
+    def stops(params):
+        params.push(ONE, params.pull()[1])
+        mpiml.context().stop()
+
+    served(mode, node(ONE, shards=shards), stops, readers=[reads])
+    assert mode == "mpi" or stopped == [True]
+
+
+def test_servers_that_begin_with_other_numbers_are_told():
+    def init():
+        return np.random.default_rng().random(64)
+
+    with pytest.raises(mpiml.UsageError, match="expected the same numbers on all servers"):
+        served("threads", node(init, shards=2), lambda params: params.pull())
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("count", [10, 10_000])
+def test_large_numbers_are_finite(count):
+    def body(params):
+        large = np.full(count, 1e30, "f4")
+        assert params.push(large, 0)
+        large[-1] = np.inf
+        with pytest.raises(mpiml.UsageError, match="expected finite numbers, got inf"):
+            params.push(large, 1)
+        return True
+
+    assert served("threads", node(np.zeros(count, "f4")), body) == [True]
