@@ -295,7 +295,7 @@ class Driver:
                     self.sleepers[self._driver] = sleeper
                 if deadline is not None and now >= deadline:
                     return
-                bell.wait(seen, 0, _nap(now, quiet_since, busy, deadline))
+                bell.wait(seen, 0, _nap(now, now - quiet_since, busy, link.far, deadline))
         except link.errors as error:
             # Anything else was thrown into this thread, by a signal handler say, or leaves with
             # the body that waits: it is not for the engine to end the program.
@@ -333,11 +333,17 @@ class Driver:
                             self._wake_one()
 
 
-def _nap(now: float, quiet_since: float, busy: bool, deadline: float | None) -> int:
-    """Return for how many microseconds to sleep at most before the next look."""
-    limit = _LONG_US if now - quiet_since > 1.0 else _SHORT_US
+def _nap(now: float, silent: float, busy: bool, far: bool, deadline: float | None) -> int:
+    """Return for how many microseconds to sleep at most before the next look.
+
+    Ranks of other hosts ring no bell. So while some are there, naps grow with the silence: what
+    comes is found after at most a quarter more than it has taken to come.
+    """
+    limit = _LONG_US if silent > 1.0 else _SHORT_US
     if busy:
         limit = _BUSY_US
+    elif far:
+        limit = min(limit, max(_BUSY_US, int(silent * 0.25e6)))
     return limit if deadline is None else min(limit, int((deadline - now) * 1e6) + 1)
 
 
