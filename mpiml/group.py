@@ -121,11 +121,15 @@ class _LeastLoaded:
         except BaseException:
             self._loads.give_back(vertex)
             raise
-        future.when_done(lambda _: self._loads.give_back(vertex))
         if not self._waits:
+            future.when_done(lambda _: self._loads.give_back(vertex))
             return future
         # not `result`: a call that is given up at its deadline still loads its replica
-        if not future.ready and not target.engine.wait(future, deadline, scope):
+        try:
+            in_time = future.ready or target.engine.wait(future, deadline, scope)
+        finally:  # not before: who has waited finds it given back, whichever thread ended it
+            future.when_done(lambda _: self._loads.give_back(vertex))
+        if not in_time:
             raise target.late(self._name)
         return future._value()
 

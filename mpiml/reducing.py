@@ -146,11 +146,9 @@ def _sent(target: Target, what: _What, members: Sequence[Any], limit: _Limit) ->
     """Call the first of `members`, which is `target`; return the future of all their results."""
     args = (*what, members, limit.left)
     try:
-        future = target.submit(REDUCE, SNAPSHOT, args, {}, limit.deadline)[0]
+        return target.submit(REDUCE, SNAPSHOT, args, {}, limit.deadline, what.text)[0]
     except DeadlineError:
         raise limit.late(f"{target.title}.{what.text}()", "room for another call") from None
-    future.method = what.text  # what it is called in errors and reports
-    return future
 
 
 def reduce_here(

@@ -147,8 +147,9 @@ class Target:
 
     def late(self, name: str, wanted: str = "a reply") -> DeadlineError:
         """Build the error for a call whose deadline has passed."""
+        within = "in time" if self.timeout is None else f"within {self.timeout:g} s"
         return DeadlineError(
-            f"{self.title}.{name}(): expected {wanted} within {self.timeout:g} s, got none. A "
+            f"{self.title}.{name}(): expected {wanted} {within}, got none. A "
             "call that was sent goes on; give it more time with with_options(timeout=)."
         )
 
@@ -186,13 +187,17 @@ class Target:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         deadline: float | None = None,
+        shown: str | None = None,
     ) -> Any:
-        """Make a call and return its future, with the scope that made it."""
+        """Make a call and return its future, with the scope that made it.
+
+        `shown` is what errors and reports call the method, where it has another name for users.
+        """
         scope = self.calling_scope()
         if self.rank == self.engine.rank:
             mode = BORROW  # copied once, in send
         packed = pack_call(args, kwargs, mode)
-        future = future_class()(self.engine, self.title, name, self.vertex)
+        future = future_class()(self.engine, self.title, shown or name, self.vertex)
         self.send(name.encode(), packed, future, scope, 0, 0, deadline)
         return future, scope
 

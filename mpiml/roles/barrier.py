@@ -213,7 +213,8 @@ class Barrier:
                 bound = context().bind(self._wait_for_stop)
                 threading.Thread(target=bound, name=name, daemon=True).start()
         except BaseException:
-            self._waits_for_stop = False  # the next who waits tries again
+            with self._lock:
+                self._waits_for_stop = False  # the next who waits tries again
             raise
         while True:
             with self._lock:

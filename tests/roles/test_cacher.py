@@ -2,6 +2,7 @@
 
 import math
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -150,6 +151,9 @@ def test_errors_go_to_the_reader_and_are_not_kept(mode):
 def test_readers_that_come_meanwhile_share_one_call(mode, concurrency):
     def body(cache, source):
         futures = [cache.futures.held("x") for _ in range(5)]
+        limit = time.monotonic() + LIMIT
+        while not source.made():  # the first call has begun
+            assert time.monotonic() < limit
         assert cache.count() == 2  # the cacher goes on meanwhile; no other call came between
         assert not any(future.done() for future in futures)
         source.open()

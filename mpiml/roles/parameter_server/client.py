@@ -4,23 +4,25 @@ import copy
 import itertools
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from typing import Any, Final
 
 from mpiml.errors import ServiceGoneError, UsageError
+from mpiml.futures import wait
 from mpiml.payload import SNAPSHOT, give, pack_call
 from mpiml.roles.parameter_server.posting import Posting
 from mpiml.roles.parameter_server.reading import LocalReader, OneAtATime, is_near
 from mpiml.roles.parameter_server.settings import Settings
 from mpiml.roles.parameter_server.tree import TreeParts
-from mpiml.scope import Scope
+from mpiml.scope import Scope, enter, leave
 from mpiml.target import Reply
 
 __all__ = ["ParameterClient"]
 
 
 _clients = itertools.count()  # of this process; a vertex is of one
+_MOST: Final = 32  # pushes of a client that may be under way to several servers
 
 
 class ParameterClient:
@@ -147,17 +149,33 @@ class ParameterClient:
         key = self._request_key()
         count = len(self._shards)
         asked = [s for s in range(1, count) if selections is None or s in selections]
-        parts = {
-            s: self._shards[s].futures.part(
-                self._worker, key, None if selections is None else selections[s]
-            )
-            for s in asked
-        }
         first = None if selections is None else selections.get(0, ())
-        version, value = self._shards[0].pull(self._worker, key, first, asked)
-        found = {s: part.result() for s, part in parts.items()}
-        found[0] = value
-        return version, found
+        if not asked:
+            version, value = self._shards[0].pull(self._worker, key, first, asked)
+            return version, {0: value}
+        answer = self._shards[0].futures.pull(self._worker, key, first, asked)
+        with self._all_or_none():
+            parts = {
+                s: self._shards[s].futures.part(
+                    self._worker, key, None if selections is None else selections[s]
+                )
+                for s in asked
+            }
+        version, value = answer.result()
+        return version, {0: value, **{s: part.result() for s, part in parts.items()}}
+
+    @contextmanager
+    def _all_or_none(self) -> Iterator[None]:
+        """Send to the other servers what the first one has been sent, come what may.
+
+        What only some servers hear of, the others would wait for. So neither a stop nor a want of
+        room may come in between: both are met by the call to the first one.
+        """
+        token = enter(Scope(self._node, nested=True))
+        try:
+            yield
+        finally:
+            leave(token)
 
     # -- gradients -----------------------------------------------------------------------------
 
@@ -221,10 +239,15 @@ class ParameterClient:
         number = next(self._numbers)
         if self._filters is not None:
             parts = self._filters.encode(parts)
-        return [
-            shard.futures.push(self._worker, number, version, mark(part))
-            for shard, part in zip(self._shards, parts, strict=True)
-        ]
+        first = self._shards[0].futures.push(self._worker, number, version, mark(parts[0]))
+        with self._all_or_none():
+            return [
+                first,
+                *[
+                    shard.futures.push(self._worker, number, version, mark(part))
+                    for shard, part in zip(self._shards[1:], parts[1:], strict=True)
+                ],
+            ]
 
     def push_pull(self, gradient: Any, version: int) -> tuple[Any, int]:
         """Push a gradient of the whole tree, then pull the whole tree: what `pull` returns."""
@@ -250,14 +273,15 @@ class ParameterClient:
             number = next(self._numbers)
             if self._filters is not None:
                 parts = self._filters.encode(parts)
-            others = [
-                self._shards[s].futures.push(self._worker, number, version, give(parts[s]))
-                for s in asked
-            ]
-            pulls = [self._shards[s].futures.part(self._worker, key, None) for s in asked]
             first = self._shards[0].futures.push_pull(
                 self._worker, number, version, give(parts[0]), key, list(asked)
             )
+            with self._all_or_none():
+                others = [
+                    self._shards[s].futures.push(self._worker, number, version, give(parts[s]))
+                    for s in asked
+                ]
+                pulls = [self._shards[s].futures.part(self._worker, key, None) for s in asked]
         _, found, value = first.result()
         for other in others:
             other.result()
@@ -322,7 +346,13 @@ class ParameterClient:
         return self._known.filters
 
     def _reap(self) -> None:
-        """Look at the pushes that nobody waits for: errors that the user does not see are raised."""
+        """Look at the pushes that nobody waits for: errors that the user does not see are raised.
+
+        Waits where there are many: only what goes to the first server waits for room.
+        """
+        if len(self._shards) > 1 and len(self._sent) > _MOST * len(self._shards):
+            with suppress(IndexError):  # another thread has taken it
+                wait([self._sent[0][0]])
         while self._sent:
             with self._lock:
                 if not self._sent or not self._sent[0][0].ready:

@@ -1,6 +1,7 @@
 """Methods of a server that wait until something has changed for a worker, or the program ends."""
 
 import threading
+import time
 from collections.abc import Callable, Hashable
 from typing import Any, Final
 
@@ -45,13 +46,14 @@ class Waiters:
         """
         while not ready():
             wait = Wait(about())
-            if self._over:
-                raise ServiceGoneError(
-                    f"{wait.about}: expected it to end, got a program that has"
-                )
             self._waits.append((name, wait))
             try:
-                self._engine.wait(wait, None, current_scope(required=False))
+                # after it is in the list: `_end`, on another thread, sets it and then looks there
+                deadline = time.monotonic() + _PATIENCE if self._over else None
+                if not self._engine.wait(wait, deadline, current_scope(required=False)):
+                    raise ServiceGoneError(
+                        f"{wait.about}: expected it to end, got a program that has"
+                    )
             finally:
                 self._waits.remove((name, wait))
 
@@ -62,13 +64,13 @@ class Waiters:
                 self._engine.fulfil(wait)
 
     def end(self) -> None:
-        """Let all waits end a while from now: the end of the program has begun."""
-        if self._waits:
-            self._timer = threading.Timer(_PATIENCE, self._end)
-            self._timer.daemon = True
-            self._timer.start()
-        else:
-            self._over = True
+        """Let no wait be long from a while on: the end of the program has begun.
+
+        Callbacks may pull still.
+        """
+        self._timer = threading.Timer(_PATIENCE, self._end)
+        self._timer.daemon = True
+        self._timer.start()
 
     def close(self) -> None:
         """Let go of the program: nobody waits any more."""

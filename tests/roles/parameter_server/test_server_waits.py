@@ -10,7 +10,7 @@ from mpiml.consistency import Async, BoundedDelay, Consistency
 from mpiml.filters import KeyCaching
 from mpiml.roles.parameter_server import Keys
 from tests.playing import both
-from tests.roles.parameter_server.serving import LIMIT, node, served, world
+from tests.roles.parameter_server.serving import LIMIT, by, node, served, ways, world
 
 ONE = {"w": np.ones(64), "v": np.ones(3, "f4")}
 
@@ -197,3 +197,54 @@ def test_large_numbers_are_finite(count):
         return True
 
     assert served("threads", node(np.zeros(count, "f4")), body) == [True]
+
+
+@both
+@ways
+@pytest.mark.parametrize("shards", [1, 2])
+def test_callbacks_at_the_end_may_pull(mode, way, shards, monkeypatch):
+    by(way, mode, monkeypatch)
+    saved = []
+
+    def body(params):
+        params.push(ONE, params.pull()[1])
+
+    def saves(reader):
+        def save():
+            tree, version = reader.pull()
+            some, _ = reader.pull(indices={"w": [0, 63]})
+            saved.append((version, tree["w"][0], *some["w"]))
+
+        mpiml.context().on_stop(save)
+
+    served(mode, node(ONE, shards=shards), body, readers=[saves])
+    assert saved in ([(1, 0, 0, 0)], []) if mode == "mpi" else saved == [(1, 0, 0, 0)]
+
+
+@both
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_stop_amid_pushes_leaves_no_server_without_its_part(mode, shards):
+    """They go to one server after the other, and a stop may come in between."""
+
+    def floods(params):
+        tree, version = params.pull()
+        while True:
+            params.futures.push(tree, version)
+
+    def stops(params):
+        for _ in range(20):
+            params.pull(indices={"w": [0, 63]})
+        mpiml.context().stop()
+
+    served(mode, node(ONE, shards=shards), floods, stops)
+
+
+def test_pushes_under_way_to_several_servers_are_bounded():
+    def body(params):
+        most = 0
+        for _ in range(300):
+            params.futures.push(ONE, 0)
+            most = max(most, len(params._sent))
+        return most
+
+    assert served("threads", node(ONE, shards=2), body)[0] <= 2 * 32 + 2
