@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 import mpiml
-from mpiml.topics.quiet import Quiet, _State
+from mpiml.topics.quiet import Quiet, _State, _waits
 from mpiml.wire import Frame
 from tests.playing import both
 from tests.topics.test_topics import LIMIT, hear, result, run
@@ -165,9 +165,10 @@ def test_a_body_that_works_is_waited_for(limit):
 @both
 def test_a_bound_thread_is_waited_for(mode):
     def body(server, numbers):
-        quiet = mpiml.context()._node.runtime.quiet
+        quiet, begun = mpiml.context()._node.runtime.quiet, threading.Event()
 
         def later():
+            begun.set()
             for _ in range(20):  # it computes; asked now, its rank is not quiet
                 assert not quiet.local().quiet
                 threading.Event().wait(0.01)
@@ -175,6 +176,7 @@ def test_a_bound_thread_is_waited_for(mode):
 
         thread = threading.Thread(target=mpiml.context().bind(later))
         thread.start()
+        assert begun.wait(LIMIT)  # a thread that has not begun is not known to the node
         found = list(numbers)
         thread.join()
         return found, server.statistics()["undelivered"]
@@ -265,7 +267,7 @@ def test_a_late_answer_stays_in_its_wave(monkeypatch):
 
 
 def test_where_only_daemons_wait_the_program_runs_until_it_is_stopped():
-    ended = []
+    ended, before = [], set(threading.enumerate())  # an earlier program's may be among them
 
     def listen(subscriber):
         threading.Thread(target=mpiml.context().bind(stop)).start()
@@ -275,7 +277,8 @@ def test_where_only_daemons_wait_the_program_runs_until_it_is_stopped():
 
     def stop():
         # there is no end to be found, so nobody looks for it
-        assert "mpiml-quiet" not in {thread.name for thread in threading.enumerate()}
+        new = set(threading.enumerate()) - before
+        assert "mpiml-quiet" not in {thread.name for thread in new}
         mpiml.context().stop()
 
     def build(program):
@@ -315,15 +318,20 @@ def test_services_take_messages_too(mode):
 
 def test_a_wait_for_one_that_never_comes_is_ended_by_a_stop():
     """A body that sits in wait_for_stop has not returned: its topic goes on."""
-    seen = []
+    seen, nodes = [], []
 
     def silent(publisher):
         mpiml.context().wait_for_stop()
 
     def wait(subscriber):
+        nodes.append(mpiml.context()._node)
         seen.append(hear(subscriber))
 
     def stop():
+        engine, limit = mpiml.context()._node.runtime.engine, time.monotonic() + LIMIT
+        while not (nodes and _waits(nodes[0], [*engine.sleepers.values()])):
+            assert time.monotonic() < limit, "expected the subscriber to wait for a message"
+            threading.Event().wait(0.001)
         mpiml.context().stop()
 
     def build(program):
