@@ -202,10 +202,17 @@ def test_renewals_end_with_the_program_and_their_errors_with_the_answer(mode):
     def body(cache, source):
         cache.later()
         cache.later()
+        limit = time.monotonic() + LIMIT
+        while source.made() < 2:
+            assert time.monotonic() < limit, "expected the answer to be renewed"
         mpiml.context().stop()
         assert mpiml.context().wait_for_stop(LIMIT)
 
     cached(mode, body, refresh=0.001)
+    for thread in threading.enumerate():
+        if thread.name.startswith("mpiml renewals of "):
+            thread.join(LIMIT)
+            assert not thread.is_alive()
 
 
 class Refuses:
