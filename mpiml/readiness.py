@@ -1,7 +1,7 @@
 """`wait_until_ready`: go on only when services have been constructed."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from mpiml.client import Client
@@ -50,26 +50,35 @@ def wait_until_ready(
 
     targets = {target.vertex: target for target in _flat(clients)}
     deadline = None if seconds is None else time.monotonic() + seconds
-    # a deadline of the clients is for their calls
-    open_: list[Future] = [
-        target.with_timeout(None).submit(READY, SNAPSHOT, (), {}, deadline)[0]
-        for target in targets.values()
-    ]
+    open_: list[Future] = []
+    for target in targets.values():
+        asking = target.with_timeout(None)  # a deadline of the clients is for their calls
+        try:
+            open_.append(asking.submit(READY, SNAPSHOT, (), {}, deadline)[0])
+        except DeadlineError:  # there was no room for another call
+            titles = [future.target for future in open_ if not future.ready]
+            titles += [other.title for other in list(targets.values())[len(open_) :]]
+            raise _late(len(targets), seconds, open_, titles) from None
     while open_:
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         done, late = wait(open_, timeout=left)
         for future in done:
             future.result()
         if not done:
-            titles = [future.target for future in late]
-            for future in late:
-                future.cancel()
-            raise DeadlineError(
-                f"wait_until_ready: expected {len(targets)} nodes to be ready within "
-                f"{seconds:g} s; not ready: {', '.join(titles)}. See what their constructors "
-                "do, or wait longer."
-            )
+            raise _late(len(targets), seconds, late, [future.target for future in late])
         open_ = late
+
+
+def _late(
+    count: int, seconds: float | None, asked: "list[Future]", titles: Sequence[str]
+) -> DeadlineError:
+    """Give up those that were asked and have not answered; return the error, which names them."""
+    for future in asked:
+        future.cancel()
+    return DeadlineError(
+        f"wait_until_ready: expected {count} nodes to be ready within {seconds:g} s; not ready: "
+        f"{', '.join(titles)}. See what their constructors do, or wait longer."
+    )
 
 
 def _flat(given: Any) -> "list[Target]":

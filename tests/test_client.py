@@ -215,6 +215,28 @@ def test_a_deadline_holds_while_the_service_is_too_far_behind(mode):
     play(mode, body, gate=Slow)
 
 
+def test_waiting_until_ready_ends_where_there_is_no_room_to_ask():
+    going_on = threading.Event()
+
+    class Stuck(Gate):
+        def stick(self):
+            assert going_on.wait(LIMIT)
+
+    def body(stuck):
+        target = stuck.__dict__["_target"]
+        first = stuck.futures.stick()
+        while target.peer.under_way < target.engine.window[0]:
+            stuck.futures.note(0)
+        text = "wait_until_ready: expected 1 nodes .* within 0.05 s; not ready: stuck/0"
+        with pytest.raises(mpiml.DeadlineError, match=text):
+            mpiml.wait_until_ready(stuck, timeout=0.05)
+        going_on.set()
+        first.result()
+        mpiml.wait_until_ready(stuck)
+
+    play("threads", body, stuck=Stuck)
+
+
 @both
 def test_an_argument_may_be_overwritten_at_once(mode):
     def body(echo):
