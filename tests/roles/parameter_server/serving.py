@@ -11,6 +11,8 @@
 What bodies return comes on rank 0; elsewhere nothing does, so that loops over it are empty.
 """
 
+import time
+
 import numpy as np
 import pytest
 
@@ -18,7 +20,7 @@ import mpiml
 from mpiml.optim import SGD
 from mpiml.roles.parameter_server.shard import Shard
 
-__all__ = ["LIMIT", "by", "node", "served", "tree", "ways", "world"]
+__all__ = ["LIMIT", "by", "node", "read_from_memory", "served", "tree", "ways", "world"]
 
 LIMIT = 30.0
 ways = pytest.mark.parametrize("way", ["memory", "message"])
@@ -78,6 +80,18 @@ def world(mode, program, shards):
     if comm.size > sum(role.replicas for role in program.roles):
         program.add_node(mpiml.PyNode(_nothing), label="spare", replicas=mpiml.FILL)
     return comm
+
+
+def read_from_memory(client):
+    """Pull until a read from the servers' memory was counted.
+
+    While updates come, servers may be at different versions each time that it looks, and a read
+    goes by message; once nobody pushes any more, they no longer are.
+    """
+    limit = time.monotonic() + LIMIT
+    while not client.statistics()["reads"]:
+        assert time.monotonic() < limit
+        client.pull()
 
 
 def _nothing():

@@ -11,7 +11,7 @@ from mpiml.consistency import BSP, SSP, Async, Backup, BoundedDelay, DropStale
 from mpiml.optim import SGD, Adam, Momentum
 from mpiml.roles.parameter_server import Downpour
 from tests.playing import both
-from tests.roles.parameter_server.serving import by, node, served, tree, ways
+from tests.roles.parameter_server.serving import by, node, read_from_memory, served, tree, ways
 
 STEPS = 5
 shards = pytest.mark.parametrize("shards", [1, 2, 3])
@@ -145,6 +145,8 @@ def test_ssp_reads_have_all_that_they_must(mode, way, shards, s, monkeypatch):
                     client.futures.push(mine, version)
                     assert client.pull()[0][:, worker].tolist() == [clock + 1] * 40
                 (client.clock if clock % 3 else client.futures.clock)()
+            if way == "memory":
+                read_from_memory(client)
             return client.statistics()["reads"]
 
         return body

@@ -9,7 +9,15 @@ import pytest
 
 import mpiml
 from tests.playing import both
-from tests.roles.parameter_server.serving import LIMIT, by, node, served, tree, ways
+from tests.roles.parameter_server.serving import (
+    LIMIT,
+    by,
+    node,
+    read_from_memory,
+    served,
+    tree,
+    ways,
+)
 
 shards = pytest.mark.parametrize("shards", [1, 2, 3])
 LARGE = {"a": np.zeros(70_001, "f4"), "b": [np.zeros((301, 7), "f4"), np.zeros((), "f4")]}
@@ -62,6 +70,8 @@ def test_nobody_sees_half_of_an_update(mode, way, shards, monkeypatch):
             assert not thread.is_alive()
         if errors:
             raise errors[0]
+        if way == "memory":
+            read_from_memory(client)
         return client.statistics()
 
     told = served(mode, node(LARGE, "async", shards), push, push, readers=[look])
