@@ -228,9 +228,11 @@ def test_waiting_until_ready_ends_where_there_is_no_room_to_ask():
         while target.peer.under_way < target.engine.window[0]:
             stuck.futures.note(0)
         text = "wait_until_ready: expected 1 nodes .* within 0.05 s; not ready: stuck/0"
-        with pytest.raises(mpiml.DeadlineError, match=text):
-            mpiml.wait_until_ready(stuck, timeout=0.05)
-        going_on.set()
+        try:
+            with pytest.raises(mpiml.DeadlineError, match=text):
+                mpiml.wait_until_ready(stuck, timeout=0.05)
+        finally:
+            going_on.set()
         first.result()
         mpiml.wait_until_ready(stuck)
 
