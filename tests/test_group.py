@@ -348,13 +348,15 @@ def test_what_is_waited_for_has_the_name_that_the_user_knows(mode):
         engine = workers[0].__dict__["_target"].engine
         limit = time.monotonic() + LIMIT
         abouts = []
-        while 'workers/0.reduced("sum").hold()' not in abouts:
-            assert time.monotonic() < limit
-            threading.Event().wait(0.001)
-            abouts = [call.about for call in list(engine.pending.values())]
-            assert not any(REDUCE in about for about in abouts)
-        for client in workers:
-            client.open()
+        try:
+            while 'workers/0.reduced("sum").hold()' not in abouts:
+                assert time.monotonic() < limit
+                threading.Event().wait(0.001)
+                abouts = [call.about for call in list(engine.pending.values())]
+                assert not any(REDUCE in about for about in abouts)
+        finally:
+            for client in workers:
+                client.open()
         reduced.join()
 
     class Numbered(Worker):
