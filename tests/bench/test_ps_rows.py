@@ -1,8 +1,13 @@
 """Rows of the parameter server: what is compared with what, and the goals; learning, by hand."""
 
+import sys
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
+import mpiml
+from mpiml.bench import ps, ps_crowd
 from mpiml.bench.ps import (
     GROWS,
     TRAINING,
@@ -15,7 +20,10 @@ from mpiml.bench.ps import (
     training_rows,
 )
 from mpiml.bench.ps_crowd import within
+from mpiml.bench.ps_links import SlowLinks
 from mpiml.bench.ps_training import best_rate, gradient, initial, loss
+from mpiml.bench.spawn import BenchError
+from mpiml.bench.two_hosts import TwoHosts
 
 
 @pytest.mark.parametrize(("seconds", "reached"), [(1.05e-3, True), (1.2e-3, False)])
@@ -84,6 +92,65 @@ def test_updates_count_while_all_workers_are_at_work():
     assert rate == pytest.approx(3.0)
     with pytest.raises(AssertionError, match="not at work at the same time"):
         within([[0.0, 1.0], [1.5, 2.0]])
+
+
+class Alone:
+    """A communicator's rank 0, for which the others are played."""
+
+    rank, size = 0, 3
+
+    def Split(self, color):
+        return self
+
+    def Ibarrier(self):
+        return SimpleNamespace(Test=lambda: True)
+
+    def bcast(self, value):
+        return value
+
+    def Free(self):
+        pass
+
+
+@pytest.mark.parametrize(("missed", "measured"), [(0, 1), (2, 3), (99, ps_crowd.TRIES)])
+def test_a_round_is_measured_again_where_a_worker_came_too_late(missed, measured, monkeypatch):
+    rounds = []
+
+    def launch(program, comm):
+        rounds.append(program)
+        late = 2.0 if len(rounds) <= missed else 0.5
+        return {"worker": [{"done": [0.0, 1.0]}, {"done": [late, late + 1]}]}
+
+    monkeypatch.setattr(mpiml, "launch", launch)
+    mpi = SimpleNamespace(MPI=SimpleNamespace(UNDEFINED=-1))
+    monkeypatch.setitem(sys.modules, "mpi4py", mpi)
+    found = ps_crowd._round(Alone(), 2, 1, {"nbytes": 4, "seconds": 0.1})
+    assert len(rounds) == measured
+    assert ps_crowd.together([each["done"] for each in found]) is (missed < measured)
+
+
+@pytest.mark.parametrize("measures", [ps._hosts, ps._links])
+@pytest.mark.parametrize("fails", ["houses", "ps_crowd"])
+def test_a_measurement_that_fails_is_not_taken_for_hosts_without_mpi(
+    measures, fails, monkeypatch
+):
+    def scenario(self, where, plan):
+        if fails in where:
+            raise BenchError("4 ranks: expected status 0. They said:\nno way there")
+
+    monkeypatch.setattr(TwoHosts, "__init__", lambda self, *_: None)
+    monkeypatch.setattr(SlowLinks, "__init__", lambda self, *_: None)
+    for kind in (TwoHosts, SlowLinks):
+        monkeypatch.setattr(kind, "__exit__", lambda *_: None)
+        monkeypatch.setattr(kind, "why_not", lambda self: "")
+        monkeypatch.setattr(kind, "scenario", scenario)
+    if fails == "ps_crowd":
+        with pytest.raises(BenchError, match="no way there"):
+            measures(True, None)
+        return
+    rows, (note,) = measures(True, None)
+    assert rows == []
+    assert note.endswith("not measured, MPI does not run on them: no way there")
 
 
 @pytest.mark.parametrize(("asynchronous", "reached"), [(2.0, True), (3.0, False)])
