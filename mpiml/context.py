@@ -145,6 +145,9 @@ class Context:
     def bind(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return `function` made to belong to this node in whatever thread it runs.
 
+        It does so once it has begun: a thread that was started may be held off its core, and
+        until it runs nothing waits for it. Where that matters, let it say that it has begun.
+
         An exception that ends the thread ends the program, as one in the body does, where
         mpiml listens to threads: under ``mpiml.run``, and in a `launch` without ``comm``.
         """
