@@ -207,7 +207,7 @@ def crowd_rows(cases: list[tuple[int, int]], found: dict[str, Any]) -> _Said:
 
 
 def _hosts(quick: bool, ranks: Ranks) -> _Said:
-    with TwoHosts(ranks) as two:
+    with TwoHosts(ranks, programs=True) as two:
         why = two.why_not()
         if why:
             return [], [f"two hosts: not measured, {why}"]

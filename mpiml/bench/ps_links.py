@@ -47,7 +47,7 @@ class SlowLinks(TwoHosts):
     """
 
     def __init__(self, ranks: Ranks, count: int, slow: int, mbit: int) -> None:
-        super().__init__(ranks)
+        super().__init__(ranks, programs=True)
         self._stem = f"mpiml{os.getpid()}s"
         self.names = [f"{self._stem}{i}" for i in range(1, count + 1)]
         self._hub = f"{self._stem}hub"

@@ -58,10 +58,14 @@ class TwoHosts:
     ----------
     ranks
         Says how ranks are started.
+    programs
+        Whether mpiml's programs run there, which receive from any source: by UCX, MPICH loses some
+        of these messages where a host has several ranks (docs/sharp-bits.md).
     """
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: Ranks, programs: bool = False) -> None:
         self.ranks = ranks
+        self._programs = programs
         self.names = [f"mpiml{os.getpid()}{side}" for side in "ab"]
         self._folder = tempfile.TemporaryDirectory(prefix="mpiml-hosts-")
 
@@ -169,6 +173,8 @@ class TwoHosts:
 
     def _environ(self) -> dict[str, str]:
         # UCX sees one machine and would go through its memory, past the card.
-        if self.ranks.launcher.mpi.kind == "mpich":
-            return {"UCX_TLS": "self,tcp", "UCX_NET_DEVICES": CARD}
-        return {}
+        if self.ranks.launcher.mpi.kind != "mpich":
+            return {}
+        if self._programs:
+            return {"MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp"}
+        return {"UCX_TLS": "self,tcp", "UCX_NET_DEVICES": CARD}
