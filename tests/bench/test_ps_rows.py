@@ -138,7 +138,7 @@ def test_a_measurement_that_fails_is_not_taken_for_hosts_without_mpi(
         if fails in where:
             raise BenchError("4 ranks: expected status 0. They said:\nno way there")
 
-    monkeypatch.setattr(TwoHosts, "__init__", lambda self, *_: None)
+    monkeypatch.setattr(TwoHosts, "__init__", lambda self, *_, **more: None)
     monkeypatch.setattr(SlowLinks, "__init__", lambda self, *_: None)
     for kind in (TwoHosts, SlowLinks):
         monkeypatch.setattr(kind, "__exit__", lambda *_: None)
