@@ -82,9 +82,9 @@ class Receiving:
         except BaseException:
             office.drop(arrival)
             raise
-        self._arrival = arrival
         if arrival.tag:
             self._requests = office.receive(arrival, self._memory)
+        self._arrival = arrival  # last: from now on no requests mean that all is here
 
     def _place(self, arrival: Arrival) -> Any:
         """Return where a body is to be; None: it has none, or stays where it is."""
@@ -160,8 +160,8 @@ class Receiving:
         return parcel
 
     def __del__(self) -> None:
-        if self._requests:  # MPI may still write there
-            adopt(self._requests, self._memory)
+        if self._requests:  # MPI may still write there, or where the body had to be received
+            adopt(self._requests, (self._memory, self._arrival))
 
 
 class Channel:
