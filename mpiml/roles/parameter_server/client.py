@@ -120,11 +120,11 @@ class ParameterClient:
 
     def _joined(self, tree: TreeParts, spans: Mapping[int, Any]) -> Any:
         """Return the tree, of what each server has sent."""
-        if self._filters is None:
+        if self._known.filters is None:
             return tree.join(spans)
         with self._lock:
-            leaves = self._filters.decode(spans)
-            self._filters.saw(leaves)
+            leaves = self._known.filters.decode(spans)
+            self._known.filters.saw(leaves)
         return tree.of(leaves)
 
     def _read(self, tree: TreeParts, local: LocalReader) -> tuple[Any, int] | None:
@@ -135,9 +135,9 @@ class ParameterClient:
         if not local.readable:
             self._shards[0].pull(self._worker, None, (), ())  # wait, and bring nothing
         found = local.read(tree)
-        if found is not None and self._filters is not None:
+        if found is not None and self._known.filters is not None:
             with self._lock:
-                self._filters.saw(tree.leaves(found[0]))
+                self._known.filters.saw(tree.leaves(found[0]))
         return found
 
     def _request_key(self) -> tuple[int, int, int]:
@@ -224,7 +224,7 @@ class ParameterClient:
 
     def _push(self, parts: Any, version: int) -> bool:
         """Send a gradient to all servers, and wait until they have it."""
-        if len(parts) == 1 and self._filters is None:
+        if len(parts) == 1 and self._known.filters is None:
             number = next(self._numbers)
             return bool(self._shards[0].push(self._worker, number, version, parts[0]))
         with self._lock:
@@ -237,8 +237,8 @@ class ParameterClient:
     def _post(self, version: int, parts: Any, mark: Any) -> list[Any]:
         """Send a gradient to all servers. Under the lock, so that filters see one order."""
         number = next(self._numbers)
-        if self._filters is not None:
-            parts = self._filters.encode(parts)
+        if self._known.filters is not None:
+            parts = self._known.filters.encode(parts)
         first = self._shards[0].futures.push(self._worker, number, version, mark(parts[0]))
         with self._all_or_none():
             return [
@@ -271,8 +271,8 @@ class ParameterClient:
         asked = range(1, len(self._shards))
         with self._lock:
             number = next(self._numbers)
-            if self._filters is not None:
-                parts = self._filters.encode(parts)
+            if self._known.filters is not None:
+                parts = self._known.filters.encode(parts)
             first = self._shards[0].futures.push_pull(
                 self._worker, number, version, give(parts[0]), key, list(asked)
             )
@@ -302,7 +302,7 @@ class ParameterClient:
         self._check_worker(call)
         tree, _ = self._open()
         parts = tree.gradients(gradient, names, indices, call, self._settings.nonfinite)
-        if parts is None or self._filters is not None:
+        if parts is None or self._known.filters is not None:
             return parts
         dense = names is None and indices is None
         return tree.messages(parts, dense, self._settings.encode)
@@ -313,8 +313,8 @@ class ParameterClient:
         """Return what the servers have done so far: pushes, drops, staleness, clocks."""
         found: dict[str, Any] = self._shards[0].statistics()
         _, local = self._open()
-        if self._filters is not None:
-            found["filters"] = self._filters.statistics()
+        if self._known.filters is not None:
+            found["filters"] = self._known.filters.statistics()
         return {**found, "reads": 0 if local is None else local.reads}
 
     def _ready_targets(self) -> list[Any]:
@@ -341,18 +341,19 @@ class ParameterClient:
                     self._known.opened = tree, local
         return self._known.opened
 
-    @property
-    def _filters(self) -> Any:
-        return self._known.filters
-
     def _reap(self) -> None:
         """Look at the pushes that nobody waits for: errors that the user does not see are raised.
 
         Waits where there are many: only what goes to the first server waits for room.
         """
-        if len(self._shards) > 1 and len(self._sent) > _MOST * len(self._shards):
+        while True:
+            self._reap_done()
+            if len(self._shards) == 1 or len(self._sent) <= _MOST * len(self._shards):
+                return
             with suppress(IndexError):  # another thread has taken it
                 wait([self._sent[0][0]])
+
+    def _reap_done(self) -> None:
         while self._sent:
             with self._lock:
                 if not self._sent or not self._sent[0][0].ready:
