@@ -12,9 +12,10 @@ from mpiml.errors import ServiceGoneError, UsageError
 from mpiml.futures import wait
 from mpiml.payload import SNAPSHOT, give, pack_call
 from mpiml.roles.parameter_server.posting import Posting
-from mpiml.roles.parameter_server.reading import LocalReader, OneAtATime, is_near
+from mpiml.roles.parameter_server.reading import LocalReader, is_near
 from mpiml.roles.parameter_server.settings import Settings
 from mpiml.roles.parameter_server.tree import TreeParts
+from mpiml.roles.parameter_server.waiting import OneAtATime
 from mpiml.scope import Scope, enter, leave
 from mpiml.target import Reply
 
@@ -56,7 +57,7 @@ class ParameterClient:
     def with_options(self, *, timeout: float | None = None) -> "ParameterClient":
         """Return this client with a deadline, in seconds, on every call: `DeadlineError`.
 
-        A push that is late has been sent, and is used all the same.
+        A push that is late may have been sent; then it is used all the same.
 
         Raises
         ------
@@ -234,12 +235,17 @@ class ParameterClient:
             other.result()
         return used
 
-    def _post(self, version: int, parts: Any, mark: Any) -> list[Any]:
-        """Send a gradient to all servers. Under the lock, so that filters see one order."""
+    def _post(self, version: int, parts: Any, mark: Any, *pull: Any) -> list[Any]:
+        """Send a gradient to all servers. Under the lock, so that filters see one order.
+
+        `pull` is what the first one has to know to answer with its parameters too.
+        """
         number = next(self._numbers)
         if self._known.filters is not None:
             parts = self._known.filters.encode(parts)
-        first = self._shards[0].futures.push(self._worker, number, version, mark(parts[0]))
+        futures = self._shards[0].futures
+        send = futures.push_pull if pull else futures.push
+        first = send(self._worker, number, version, mark(parts[0]), *pull)
         with self._all_or_none():
             return [
                 first,
@@ -270,18 +276,9 @@ class ParameterClient:
         key = self._request_key()
         asked = range(1, len(self._shards))
         with self._lock:
-            number = next(self._numbers)
-            if self._known.filters is not None:
-                parts = self._known.filters.encode(parts)
-            first = self._shards[0].futures.push_pull(
-                self._worker, number, version, give(parts[0]), key, list(asked)
-            )
-            with self._all_or_none():
-                others = [
-                    self._shards[s].futures.push(self._worker, number, version, give(parts[s]))
-                    for s in asked
-                ]
-                pulls = [self._shards[s].futures.part(self._worker, key, None) for s in asked]
+            first, *others = self._post(version, parts, give, key, list(asked))
+        with self._all_or_none():
+            pulls = [self._shards[s].futures.part(self._worker, key, None) for s in asked]
         _, found, value = first.result()
         for other in others:
             other.result()

@@ -1,7 +1,7 @@
 """What the first shard decides for all: an order of the gradients, by the consistency; counted."""
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from mpiml.consistency import SSP, Async, Consistency, DropStale
@@ -55,12 +55,8 @@ class Decider:
         pushed = self._order.push(worker, version, (key, version))
         self._pushes += 1
         self._pushed[worker] += 1
-        entries: list[Entry] = [self.drop(key)] if pushed.dropped else []
+        entries: list[Entry] = [Drop(key)] if pushed.dropped else []
         return not pushed.dropped, entries + self._entries(pushed.updates)
-
-    def drop(self, key: Hashable) -> Drop:
-        """Return that a gradient is not used."""
-        return Drop(key)
 
     def skip(self, worker: int) -> list[Entry]:
         """Count a gradient that is not finite: the iteration goes on without it."""

@@ -1,8 +1,6 @@
 """Reads of the parameters from the servers' own memory, by workers of their host."""
 
 import os
-import threading
-from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -11,10 +9,8 @@ from mpiml.payload_memory import take
 from mpiml.roles.parameter_server.memory import SharedView
 from mpiml.roles.parameter_server.settings import Settings
 from mpiml.roles.parameter_server.tree import TreeParts
-from mpiml.scope import current_scope
-from mpiml.waits import Wait
 
-__all__ = ["LocalReader", "OneAtATime", "is_near"]
+__all__ = ["LocalReader", "is_near"]
 
 _LOOKS: Final = 100  # at the versions, before all parts are copied
 _TRIES: Final = 8  # to copy all parts between the same two updates
@@ -80,53 +76,6 @@ class LocalReader:
                 self.reads += 1
                 return tree.of(plan.whole(block)), version
         return None
-
-
-class OneAtATime:
-    """A lock, in the order of those who come, that waits as all of mpiml waits.
-
-    A service that holds a plain lock while it waits for a reply would never get its turn back
-    from a call that waits for this lock.
-
-    Parameters
-    ----------
-    engine
-        The rank's engine.
-    about : str
-        What is waited for, for the report of who waits for whom.
-    """
-
-    def __init__(self, engine: Any, about: str) -> None:
-        self._engine, self._about = engine, about
-        self._lock = threading.Lock()
-        self._held = False
-        self._queue: deque[Wait] = deque()
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if not self._held:
-                self._held = True
-                return
-            wait = Wait(self._about)
-            self._queue.append(wait)
-        try:
-            self._engine.wait(wait, None, current_scope(required=False))
-        except BaseException:
-            with self._lock:
-                queued = wait in self._queue
-                if queued:
-                    self._queue.remove(wait)
-            if not queued:  # it has been handed over just now
-                self.__exit__()
-            raise
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            if not self._queue:
-                self._held = False
-                return
-            wait = self._queue.popleft()
-        self._engine.fulfil(wait)
 
 
 def is_near(node: Any, shards: Sequence[Any]) -> bool:

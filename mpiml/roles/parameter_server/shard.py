@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from mpiml.errors import UsageError
 from mpiml.payload import give
 from mpiml.roles.parameter_server.deciding import Decider
-from mpiml.roles.parameter_server.following import Apply, Entry, Following, Mark, Step
+from mpiml.roles.parameter_server.following import Apply, Drop, Entry, Following, Mark, Step
 from mpiml.roles.parameter_server.holding import holders_of, workers_of
 from mpiml.roles.parameter_server.memory import Address
 from mpiml.roles.parameter_server.part import Part
@@ -61,7 +61,6 @@ class Shard:
         assert scope is not None
         self._node = node = scope.owner
         runtime = node.runtime
-        self._engine = runtime.engine
         workers = workers_of(runtime.vertices, node.spec.node)
         self._treedef, self._specs, leaves = flatten_init(settings.init)
         plan = Plan(self._specs, settings.shards)
@@ -83,7 +82,7 @@ class Shard:
             self._decider = Decider(settings.consistency, names)
             role = [v for v in runtime.vertices if v.role_index == node.spec.role_index]
             self._others = [runtime.client(v.id, node) for v in role[1:]]
-        self._waiters = Waiters(self._engine)
+        self._waiters = Waiters(runtime.engine)
         node.ending.append(self._waiters.end)
         self._pushing: dict[int, deque[int]] = {}  # of each worker, pushes that wait
         self._publish()
@@ -126,9 +125,9 @@ class Shard:
             self._await_turn(worker, number)
             used, entries = self._decider.push(worker, number, version)
         except BaseException:
-            self._tell([self._decider.drop(key)])
+            self._tell([Drop(key)])
             raise
-        self._decide(entries, {key: gradient})
+        self._decide(entries, self._following.arrive(key, gradient))
         return used
 
     def push_pull(
@@ -145,13 +144,13 @@ class Shard:
     def skip(self, worker: int) -> bool:
         """Note that a worker had a gradient that is not finite; return that it is not used."""
         assert self._decider is not None
-        self._decide(self._decider.skip(worker), {})
+        self._decide(self._decider.skip(worker))
         return False
 
     def clock(self, worker: int) -> None:
         """Note that a worker has finished an iteration."""
         assert self._decider is not None
-        self._decide(self._decider.clock(worker), {})
+        self._decide(self._decider.clock(worker))
 
     def leave(self, worker: int) -> None:
         """Note that a worker has returned."""
@@ -159,20 +158,17 @@ class Shard:
         said = self._decider.forgotten(worker)
         if said and not self._node.runtime.stopping:
             self._node.runtime.say(f"mpiml: {self._node.title}: {said}\n")
-        self._decide(self._decider.leave(worker), {})
+        self._decide(self._decider.leave(worker))
 
     def follow(self, entries: Sequence[Entry]) -> None:
         """Take in what the first shard has decided."""
         self._do(self._following.follow(entries))
 
-    def _decide(self, entries: Sequence[Entry], gradients: dict[Hashable, Any]) -> None:
-        """Do what has been decided, here and on the other shards."""
+    def _decide(self, entries: Sequence[Entry], steps: Sequence[Step] = ()) -> None:
+        """Do what has been decided, here, after `steps`, and on the other shards."""
         if entries:
             self._tell(entries)
-        steps: list[Step] = []
-        for key, gradient in gradients.items():
-            steps += self._following.arrive(key, gradient)
-        self._do(steps + self._following.follow(entries))
+        self._do([*steps, *self._following.follow(entries)])
         assert self._decider is not None
         if self._decider.open_to_all:
             return

@@ -1,7 +1,8 @@
-"""Methods of a server that wait until something has changed for a worker, or the program ends."""
+"""Waits of servers, until something has changed for a worker; and of workers, for each other."""
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Hashable
 from typing import Any, Final
 
@@ -9,7 +10,7 @@ from mpiml.errors import ServiceGoneError
 from mpiml.scope import current_scope
 from mpiml.waits import Wait
 
-__all__ = ["Waiters"]
+__all__ = ["OneAtATime", "Waiters"]
 
 _PATIENCE: Final = 2.0  # s after the program's end has begun; its bodies may go on for a while
 
@@ -82,6 +83,53 @@ class Waiters:
         self._over = True
         for _, wait in list(self._waits):
             self._engine.fulfil(wait)
+
+
+class OneAtATime:
+    """A lock, in the order of those who come, that waits as all of mpiml waits.
+
+    A service that holds a plain lock while it waits for a reply would never get its turn back
+    from a call that waits for this lock.
+
+    Parameters
+    ----------
+    engine
+        The rank's engine.
+    about : str
+        What is waited for, for the report of who waits for whom.
+    """
+
+    def __init__(self, engine: Any, about: str) -> None:
+        self._engine, self._about = engine, about
+        self._lock = threading.Lock()
+        self._held = False
+        self._queue: deque[Wait] = deque()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._held:
+                self._held = True
+                return
+            wait = Wait(self._about)
+            self._queue.append(wait)
+        try:
+            self._engine.wait(wait, None, current_scope(required=False))
+        except BaseException:
+            with self._lock:
+                queued = wait in self._queue
+                if queued:
+                    self._queue.remove(wait)
+            if not queued:  # it has been handed over just now
+                self.__exit__()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            if not self._queue:
+                self._held = False
+                return
+            wait = self._queue.popleft()
+        self._engine.fulfil(wait)
 
 
 def _nothing() -> None:
