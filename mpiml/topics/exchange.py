@@ -49,9 +49,8 @@ class Topics:
         self._build = build
         self._host_of = host_of
         self._outgoing: dict[tuple[int, int], Outgoing] = {}  # vertex, topic
-        self._incoming: dict[tuple[int, int, int], Incoming] = {}  # vertex, topic, place
-        self._at: dict[int, Incoming] = {}  # those, by vertex and `aux` in one number
-        self._places: dict[tuple[int, int], int] = {}  # vertex, id of an end
+        self._incoming: dict[int, Incoming] = {}  # by vertex and `aux` in one number
+        self._held: dict[tuple[int, End], Incoming] = {}  # those, by vertex and end
         self.publishers: set[int] = set()  # on all ranks
         for number, (publishers, subscribers) in subscriptions(vertices).items():
             self.publishers.update(publishers)
@@ -65,10 +64,9 @@ class Topics:
                         outbox = Outbox(each.end.topic.policy)
                         links[p].append(Link(each.vertex, ranks[each.vertex], aux, outbox))
                 if ranks[each.vertex] == engine.rank:
-                    self._places[each.vertex, id(each.end)] = each.place
                     incoming = Incoming(engine, each, [ranks[p] for p in each.publishers], aux)
-                    self._incoming[each.vertex, number, each.place] = incoming
-                    self._at[each.vertex << 32 | aux] = incoming
+                    self._incoming[each.vertex << 32 | aux] = incoming
+                    self._held[each.vertex, each.end] = incoming
             for p, own_links in links.items():
                 connect(own_links, engine.rank, host_of)
                 self._outgoing[p, number] = Outgoing(engine, p, own_links, host_of)
@@ -80,27 +78,26 @@ class Topics:
         """Return the user's object for an end that a node of this rank holds."""
         if end.publishes:
             return self._build(self._outgoing[vertex, end.topic.number], end)
-        place = self._places[vertex, id(end)]
-        return self._build(self._incoming[vertex, end.topic.number, place], end)
+        return self._build(self._held[vertex, end], end)
 
     def end(self, vertex: int, cut: bool = False, late: bool = False) -> None:
         """Note that a node publishes nothing more; see `Outgoing.end`."""
-        for (node, _), outgoing in self._outgoing.items():
-            if node == vertex:
+        for outgoing in self._outgoing.values():
+            if outgoing.vertex == vertex:
                 outgoing.end(cut, late)
 
     def leave(self, vertex: int, cut: bool = False, late: bool = False) -> None:
         """Note that a node is over: it publishes nothing more, and hears nothing more."""
         self.end(vertex, cut, late)
-        for (node, _, _), incoming in self._incoming.items():
-            if node == vertex:
+        for incoming in self._incoming.values():
+            if incoming.subscription.vertex == vertex:
                 incoming.leave(cut)
 
     def _on_message(self, rank: int, frame: Frame, buffers: Sequence[Any]) -> None:
         if frame[7]:
             self._deal(frame, buffers)
         else:
-            incoming = self._at[frame[4] << 32 | frame[6]]
+            incoming = self._incoming[frame[4] << 32 | frame[6]]
             incoming.on_message(frame[3], frame[5], (frame, buffers))
 
     def _deal(self, frame: Frame, buffers: Sequence[Any]) -> None:
@@ -119,12 +116,12 @@ class Topics:
         shared = Shared(frame, buffers, claims)
         for entry in entries:
             if entry.rank == engine.rank:
-                incoming = self._at[entry.vertex << 32 | entry.aux]
+                incoming = self._incoming[entry.vertex << 32 | entry.aux]
                 incoming.on_message(frame.source, entry.number, shared, entry.turn)
 
     def _on_end(self, rank: int, frame: Frame, buffers: Sequence[Any]) -> None:
         turn = listed(frame.name)[0].turn if frame.name else 0
-        incoming = self._at[frame.target << 32 | frame.aux]
+        incoming = self._incoming[frame.target << 32 | frame.aux]
         incoming.on_end(frame.source, frame.id, bool(frame.encoding), turn)
 
     def _on_ack(self, rank: int, frame: Frame, buffers: Sequence[Any]) -> None:

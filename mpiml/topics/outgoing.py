@@ -183,10 +183,6 @@ class Outgoing:
                 engine.link.send(link.rank, message)
         return True
 
-    def put(self, links: Sequence[Link], packed: Packed, wait: Wait | None) -> bool:
-        """Send a message on some links; see `put_any`."""
-        return self.put_any((links,), packed, wait)
-
     def put_any(
         self, groups: Sequence[Sequence[Link]], packed: Packed, wait: Wait | None
     ) -> bool:

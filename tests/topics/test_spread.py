@@ -69,7 +69,7 @@ class Cluster:
         }
         self.out = self.topics[home]._outgoing[0, 0]
         self.hearers = [
-            self.topics[places[v]]._incoming[v, 0, 0] for v in range(1, len(places))
+            self.topics[places[v]]._incoming[v << 32] for v in range(1, len(places))
         ]
         self.got = [[] for _ in ranks]
         self.expected = [[] for _ in ranks]
@@ -82,7 +82,9 @@ class Cluster:
         """Put a message, large or small, to all or to some."""
         links = self.out.links[choice // 4 % 2 :: 2] if choice % 4 == 3 else self.out.links
         value = np.full(LARGE, float(self.put_)) if choice % 2 else self.put_
-        if self.out.put_plain(links, value) or self.out.put(links, packed(value), Wait("room")):
+        if self.out.put_plain(links, value) or self.out.put_any(
+            [links], packed(value), Wait("room")
+        ):
             for link in links:
                 self.expected[link.vertex - 1].append(self.put_)
             self.put_ += 1
