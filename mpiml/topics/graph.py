@@ -24,7 +24,6 @@ __all__ = [
     "Subscription",
     "Topic",
     "chosen",
-    "ends_in",
     "ends_of_role",
     "subscriptions",
 ]
@@ -132,14 +131,14 @@ def _open(end: End) -> Any:
     return scope.owner.runtime.topics.open(scope.owner.vertex, end)
 
 
-def ends_in(vertices: Sequence[Vertex]) -> Iterator[tuple[Vertex, int, End]]:
+def _ends_in(vertices: Sequence[Vertex]) -> Iterator[tuple[Vertex, int, End]]:
     """Yield the ends in the arguments of all nodes: the node, which of its ends it is, the end."""
     found: dict[int, list[End]] = {}  # by node: the replicas of a role share it
     for vertex in vertices:
         ends = found.get(id(vertex.node))
         if ends is None:
             ends = found[id(vertex.node)] = _ends_of(vertex.node)
-        for place, end in enumerate(dict.fromkeys(ends)):
+        for place, end in enumerate(ends):
             yield vertex, place, end
 
 
@@ -150,6 +149,7 @@ def ends_of_role(role: Role) -> list[End]:
 
 
 def _ends_of(node: Any) -> list[End]:
+    """Return the ends in the arguments of a node, each once, in their order."""
     found = []
     for root, argument in arguments(node):
         for path, value in walk(argument, root):
@@ -160,7 +160,7 @@ def _ends_of(node: Any) -> list[End]:
                     f"{node!r}: {path}: expected an end of {value!r}, got the topic itself. Pass "
                     "topic.publisher() or topic.subscriber()."
                 )
-    return found
+    return list(dict.fromkeys(found))
 
 
 class Subscription(NamedTuple):
@@ -191,9 +191,9 @@ def subscriptions(
         nobody.
     """
     topics: dict[int, Topic] = {}
-    publishers: dict[int, list[int]] = {}
+    publishers: dict[int, dict[int, None]] = {}  # each once, in their order
     hearing: dict[int, list[tuple[Vertex, int, End]]] = {}
-    for vertex, place, end in ends_in(vertices):
+    for vertex, place, end in _ends_in(vertices):
         number = end.topic.number
         if own is not None and end.topic not in own:
             raise UsageError(
@@ -203,8 +203,8 @@ def subscriptions(
         topics[number] = end.topic
         if not end.publishes:
             hearing.setdefault(number, []).append((vertex, place, end))
-        elif vertex.id not in publishers.setdefault(number, []):
-            publishers[number].append(vertex.id)
+        else:
+            publishers.setdefault(number, {})[vertex.id] = None
     found = {}
     for number, topic in topics.items():
         for what, there in (("publisher", publishers), ("subscriber", hearing)):
@@ -218,7 +218,7 @@ def subscriptions(
                 )
         spoken = [vertices[i] for i in publishers[number]]
         found[number] = (
-            publishers[number],
+            list(publishers[number]),
             [
                 Subscription(vertex.id, place, end, _heard(end, vertex, spoken))
                 for vertex, place, end in hearing[number]
