@@ -321,9 +321,8 @@ class Subscriber:
         while True:
             taken = incoming.take()
             if taken is not None:
-                return self._value(
-                    taken
-                )  # nothing awaits here: a cancel would lose the message
+                # nothing awaits here: a cancel would lose the message
+                return self._value(taken)
             scope = current_scope(required=False) or self._scope
             if incoming.over and not self._waits_for_stop(scope):
                 raise StopAsyncIteration

@@ -36,6 +36,13 @@ class Taken(NamedTuple):
 _new: Callable[[type[Taken], tuple[int, int, Any]], Taken] = tuple.__new__
 
 
+def _rule(policy: Policy) -> tuple[int, bool]:
+    """Return how many messages of a link either side keeps, and whether a publisher waits."""
+    if isinstance(policy, Keep):
+        return policy.n, policy.on_full == BLOCK
+    return 1, False  # only the newest
+
+
 class Outbox:
     """The publisher's side of one link.
 
@@ -51,9 +58,7 @@ class Outbox:
     __slots__ = ("_open", "_waiting", "blocks", "dropped", "number", "window")
 
     def __init__(self, policy: Policy) -> None:
-        keep = policy if isinstance(policy, Keep) else Keep(1, "drop_oldest")
-        self.blocks = keep.on_full == BLOCK
-        self.window = keep.n
+        self.window, self.blocks = _rule(policy)
         self.dropped = 0  #: messages that were never sent
         self.number = 0  #: messages that have been added
         self._open = 0  # sent, and not acknowledged
@@ -161,10 +166,8 @@ class Inbox:
     """
 
     def __init__(self, policy: Policy, links: int) -> None:
-        keep = policy if isinstance(policy, Keep) else Keep(1, "drop_oldest")
-        self._blocks = keep.on_full == BLOCK
-        self._n = keep.n
-        self._batch = max(1, keep.n // 4)
+        self._n, self._blocks = _rule(policy)
+        self._batch = max(1, self._n // 4)
         self._queues: list[deque[tuple[int, int, Any]]] = [deque() for _ in range(links)]
         self._numbers = [0] * links  # of the last message that has come
         self._arrived = [0] * links  # how many messages have come

@@ -164,18 +164,15 @@ class Quiet:
             return None
         found = list(wave.answers.values())
         sent, received = sum(s.sent for s in found), sum(s.received for s in found)
+        left = any(s.open for s in found)
         done = len(found) == engine.size and all(s.quiet for s in found)
-        return (sent, received) if done and sent == received and _any_open(found) else None
+        return (sent, received) if done and sent == received and left else None
 
     def _on_answer(self, rank: int, frame: Frame, buffers: Sequence[Any]) -> None:
         self._own_received += 1
         wave = self._wave
         if wave is not None and frame.id == wave.number:
             wave.add(rank, _State(*_STATE.unpack(parts(frame, buffers)[0])))
-
-
-def _any_open(states: Sequence[_State]) -> bool:
-    return any(state.open for state in states)
 
 
 def _waits(node: Any, sleepers: Sequence[Any]) -> bool:
