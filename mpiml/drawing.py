@@ -37,10 +37,8 @@ def tree(program: _Program) -> str:
             place = _place(unit) if role.label == unit.label else ""
             lines.append(f"{pad}{_times(role.label, role.replicas)}  {_what(role)}{place}")
             lines.extend(f"{pad}  {role.label} -> {name}" for name in _targets(program, index))
-            for end in ends_of_role(role):
-                arrow = "->" if end.publishes else "<-"
-                text = f"{pad}  {role.label} {arrow} {end.topic!r}{_source(end)}"
-                lines.extend([text] if text not in lines else [])
+            ends = [f"{_arrow(end)} {end.topic!r}{_source(end)}" for end in ends_of_role(role)]
+            lines.extend(f"{pad}  {role.label} {end}" for end in dict.fromkeys(ends))
     lines.extend(f"  {topic!r}  {_way(topic)}" for topic in program.topics)
     return "\n".join(lines)
 
@@ -82,12 +80,17 @@ def _edge(role_index: int, end: End) -> str:
     return f"    t{end.topic.number} -->{part} r{role_index}"
 
 
+def _arrow(end: End) -> str:
+    return "->" if end.publishes else "<-"
+
+
 def _source(end: End) -> str:
     """Return whom a subscriber hears, where it is not everybody."""
     if end.source is None:
         return ""
-    name = getattr(end.source, "__name__", "function") if callable(end.source) else end.source
-    return f" of {name}" if callable(end.source) else f" of {name!r}"
+    if callable(end.source):
+        return f" of {getattr(end.source, '__name__', 'function')}"
+    return f" of {end.source!r}"
 
 
 def _way(topic: Topic) -> str:
