@@ -72,7 +72,7 @@ def test_a_closed_subscriber_holds_nobody_up_and_its_node_works_on(mode):
         for i in range(10):
             publisher.put(i)
         while publisher.undelivered < 9:
-            mpiml.context().wait_for_stop(0.001)
+            assert not mpiml.context().wait_for_stop(0.001)
         done.put(True)
         return publisher.undelivered
 

@@ -1,11 +1,9 @@
 """Links of a topic through random interleavings: order, bounds, nothing lost unseen."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiml.errors import UsageError
-from mpiml.topics.policy import Keep, as_policy
+from mpiml.topics.policy import Keep
 from mpiml.topics.queues import Inbox, Order, Outbox
 
 policies = st.one_of(
@@ -217,17 +215,3 @@ def test_what_comes_on_several_ways_is_put_in_order(turns):
         seen.add(turn)
         got += order.arrive(turn, turn)
         assert got == [t for t in range(1, 8) if set(range(1, t + 1)) <= seen]
-
-
-@pytest.mark.parametrize(
-    ("make", "text"),
-    [
-        (lambda: Keep(0), "Keep: n: expected a whole number >= 1, got 0"),
-        (lambda: Keep(2.5), "Keep: n: expected a whole number"),
-        (lambda: Keep(1, "drop"), "on_full: expected 'block' or 'drop_oldest', got 'drop'"),
-        (lambda: as_policy("newest", "topic 'x'"), "topic 'x': policy: expected 'latest'"),
-    ],
-)
-def test_what_is_no_policy_is_refused(make, text):
-    with pytest.raises(UsageError, match=text):
-        make()

@@ -47,7 +47,7 @@ def test_what_a_subscriber_leaves_untaken_is_undelivered(mode):
         for i in range(5):
             publisher.put(i)
         while publisher.undelivered < 3:
-            mpiml.context().wait_for_stop(0.001)
+            assert not mpiml.context().wait_for_stop(0.001)
         publisher.put(5)
         return publisher.statistics()
 

@@ -398,6 +398,7 @@ def broken(what):
         (lambda: sourced(lambda i, n: n), r"of hear/0: hears nobody \(1\).* say/0"),
         (lambda: sourced(lambda i, n: []), r"of hear/0: hears nobody \(\[\]\).* say/0"),
         (lambda: sourced(lambda i, n: ["say", "no"]), "'no' is none of say/0"),
+        (lambda: sourced("sya"), r"of hear/0: hears nobody \('sya'\).* say/0"),
         (lambda: sourced(-1), r"of hear/0: hears nobody \(-1\).* say/0"),
         (lambda: mpiml.Program("p").topic("x", "newest"), "policy: expected 'latest' or"),
         (lambda: mpiml.Program("p").topic("x", deliver="one"), "deliver: expected 'all' or"),
@@ -426,12 +427,3 @@ def test_what_makes_no_sense_is_refused_before_anything_runs(make, text):
 )
 def test_indices_of_numpy_choose_as_others_do(source):
     sourced(source)
-
-
-def test_a_subscriber_that_hears_nobody_is_refused():
-    program = mpiml.Program("p")
-    topic = program.topic("x")
-    program.add_node(mpiml.PyNode(say, topic.publisher(), 1), label="say")
-    program.add_node(mpiml.PyNode(hear, topic.subscriber("sya")), label="hear")
-    with pytest.raises(mpiml.UsageError, match=r"of hear/0: hears nobody \('sya'\).* say/0"):
-        mpiml.launch(program)
