@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpiml.errors import UsageError
+from mpiml.real import finite_number
 from mpiml.whole import whole_number
 
 __all__ = [
@@ -50,10 +51,9 @@ class Async(Consistency):
     compensate: float = 0.0
 
     def __post_init__(self) -> None:
-        number = self.compensate
-        good = isinstance(number, int | float) and not isinstance(number, bool)
-        if not good or not 0 <= number < float("inf"):
-            raise UsageError(f"Async: compensate: expected a number >= 0, got {number!r}")
+        where, expected = "Async: compensate", "a number >= 0"
+        value = finite_number(where, self.compensate, expected, 0)
+        object.__setattr__(self, "compensate", value)
 
 
 @dataclass(frozen=True)

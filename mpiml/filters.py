@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpiml.errors import UsageError
+from mpiml.real import finite_number
 from mpiml.whole import whole_number
 
 __all__ = [
@@ -169,11 +170,4 @@ class Compressed(Filter):
 
 
 def _number(where: str, value: Any) -> float:
-    """Return a finite number from 0 up as a float."""
-    try:
-        number = float("nan") if isinstance(value, bool | str) else float(value)
-    except (TypeError, ValueError):
-        number = float("nan")
-    if not 0 <= number < float("inf"):
-        raise UsageError(f"{where}: expected a finite number >= 0, got {value!r}")
-    return number
+    return finite_number(where, value, "a finite number >= 0", 0)

@@ -1,9 +1,9 @@
 """Seconds among arguments: timeouts, ages. True is no number of them, and NaN neither."""
 
-import math
 from typing import Any, Final
 
 from mpiml.errors import UsageError
+from mpiml.real import as_real
 
 __all__ = ["LONGEST", "as_seconds", "timeout_seconds"]
 
@@ -15,15 +15,8 @@ def as_seconds(value: Any) -> float | None:
 
     Local: no MPI.
     """
-    if isinstance(value, bool | str | bytes | bytearray):  # float() takes them
-        return None
-    try:
-        seconds = float(value)
-    except OverflowError:
-        seconds = math.inf if value > 0 else -math.inf
-    except (TypeError, ValueError):
-        return None
-    return seconds if seconds >= 0 else None  # not NaN either
+    seconds = as_real(value)
+    return None if seconds is None or seconds < 0 else seconds
 
 
 def timeout_seconds(where: str, timeout: Any) -> float | None:

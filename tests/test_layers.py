@@ -18,7 +18,8 @@ ROOT = Path(__file__).parents[1]
 FLOORS = {
     "words": [
         ["mpiml.errors", "mpiml._native"],
-        ["mpiml.seconds", "mpiml.whole"],
+        ["mpiml.real", "mpiml.whole"],
+        ["mpiml.seconds"],
         ["mpiml.asked", "mpiml.config", "mpiml.later", "mpiml.settings"],
         ["mpiml.lazily"],
     ],

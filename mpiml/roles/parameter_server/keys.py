@@ -4,12 +4,12 @@ Pure. As in Li et al., OSDI 2014, section 3.1, parameters are pairs of key and v
 far too large to be held, only the keys exist that something was pushed to.
 """
 
-import math
 from typing import Any, Final
 
 import numpy as np
 
 from mpiml.errors import UsageError
+from mpiml.real import finite_number
 from mpiml.whole import whole_number
 
 __all__ = ["Keys", "check_keys"]
@@ -50,7 +50,9 @@ class Keys:
             self.dtype = np.dtype(object)
         if self.dtype not in (np.float32, np.float64):
             raise UsageError(f"Keys: dtype: expected float32 or float64, got {dtype!r}")
-        self.fill = fill if callable(fill) else _finite(fill)
+        if not callable(fill):
+            fill = finite_number("Keys: fill", fill, "a finite number or a function")
+        self.fill = fill
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -137,13 +139,3 @@ def check_keys(keys: Any, start: int, stop: int, where: str, what: str = "keys")
             f"{where}: {what}: expected {start} to {stop - 1}, got {array[at]} at place {at}"
         )
     return array.astype(np.int64, copy=False)
-
-
-def _finite(fill: Any) -> float:
-    try:
-        number = float(fill)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise UsageError(f"Keys: fill: expected a finite number or a function, got {fill!r}")
-    return number
