@@ -10,14 +10,13 @@ the difference between the parameters and this copy, so what one message leaves 
 rounds off, is still there to be sent by a later one.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpiml.errors import UsageError
-from mpiml.filters import KKT, Compressed, Filter, RandomSkip, SignificantlyModified
+from mpiml.filters import KKT, Compressed, RandomSkip, SignificantlyModified
 from mpiml.roles.parameter_server.filtering.ends import Decoder, Encoder
 from mpiml.roles.parameter_server.filtering.rules import check_filters
 from mpiml.roles.parameter_server.filtering.stages import Coder
@@ -73,7 +72,7 @@ class PushEncoder(Encoder):
         if entries.indices is not None and not len(entries.values):
             return None
         left = self._suppressed(piece, entries, self._coder is not None)
-        form = "d" if left.indices is None else "s" if left.indices is entries.indices else "z"
+        form = _form(entries, left)
         payload = None
         if self._coder is not None and len(left.values):
             number = self._numbers[piece]
@@ -118,15 +117,8 @@ class PullEncoder(Encoder):
 
     _pull = True
 
-    def __init__(
-        self,
-        filters: Sequence[Filter],
-        sizes: Sequence[int],
-        dtypes: Sequence[Any],
-        *,
-        stream: int = 0,
-    ) -> None:
-        super().__init__(filters, sizes, dtypes, stream=stream)
+    def _begin(self, stream: int) -> None:
+        super()._begin(stream)
         self._remembers = self._has(SignificantlyModified, Compressed)
         self._sent: dict[int, NDArray[Any]] = {}  # piece -> what the worker has
 
@@ -161,7 +153,7 @@ class PullEncoder(Encoder):
                 return self._difference(piece, self._coder, change)
             # the training is lost, and codecs refuse it: the worker gets to see it as it is
         left = self._suppressed(piece, entries, False)
-        form = "d" if left.indices is None else "s" if left.indices is entries.indices else "z"
+        form = _form(entries, left)
         if self._remembers:
             if entries.indices is not None:
                 self._sent[piece][entries.indices] = entries.values
@@ -191,15 +183,8 @@ class PullDecoder(Decoder):
 
     _pull = True
 
-    def __init__(
-        self,
-        filters: Sequence[Filter],
-        sizes: Sequence[int],
-        dtypes: Sequence[Any],
-        *,
-        stream: int = 0,
-    ) -> None:
-        super().__init__(filters, sizes, dtypes, stream=stream)
+    def _begin(self, stream: int) -> None:
+        super()._begin(stream)
         self._partial = self._has(SignificantlyModified, RandomSkip, Compressed)
         self._copies: dict[int, NDArray[Any]] = {}
 
@@ -238,6 +223,13 @@ class PullDecoder(Decoder):
             return copy
         self._copies[piece] = copy
         return copy.copy()
+
+
+def _form(entries: Entries, left: Entries) -> str:
+    """Return the letter of a message of what zero suppression has left of some entries."""
+    if left.indices is None:
+        return "d"
+    return "s" if left.indices is entries.indices else "z"
 
 
 def _entries(gradient: Any, dtype: Any) -> Entries:

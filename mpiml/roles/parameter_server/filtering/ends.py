@@ -48,7 +48,7 @@ class End:
         *,
         stream: int = 0,
     ) -> None:
-        what = "pull" if self._pull else "push"
+        self._what = "pull" if self._pull else "push"
         self._filters = check_filters(filters, _WHERE, self._pull)
         self._sizes = [int(size) for size in sizes]
         self._dtypes = [np.dtype(dtype) for dtype in dtypes]
@@ -57,9 +57,13 @@ class End:
         self._lists: list[Lists] | None = None
         for each in self._filters:
             if isinstance(each, Compressed):
-                self._coder = Coder(each.compressor, _WHERE, what, stream)
+                self._coder = Coder(each.compressor, _WHERE, self._what, stream)
             elif isinstance(each, KeyCaching):
                 self._lists = [Lists(each.lists) for _ in self._sizes]
+        self._begin(stream)
+
+    def _begin(self, stream: int) -> None:
+        """Set up what an end has of its own."""
 
     def _has(self, *kinds: type[Filter]) -> bool:
         return any(isinstance(each, kinds) for each in self._filters)
@@ -68,18 +72,9 @@ class End:
 class Encoder(End):
     """Writes entries as messages, and counts."""
 
-    def __init__(
-        self,
-        filters: Sequence[Filter],
-        sizes: Sequence[int],
-        dtypes: Sequence[Any],
-        *,
-        stream: int = 0,
-    ) -> None:
-        super().__init__(filters, sizes, dtypes, stream=stream)
-        what = "pull" if self._pull else "push"
+    def _begin(self, stream: int) -> None:
         self._stages: list[tuple[str, Stage]] = stages_of(
-            self._filters, self._sizes, self._dtypes, what, stream
+            self._filters, self._sizes, self._dtypes, self._what, stream
         )
         self._suppresses = self._has(ZeroSuppression)
         names = [type(each).__name__ for each in self._filters]

@@ -9,7 +9,7 @@ form : str
     elsewhere; then ``c`` if the arrays are a codec's payload and no values; then ``k`` if both
     ends keep the list of places.
 places : ndarray, int or None
-    uint16 or uint32 are indices, uint8 is one bit for each entry of the piece, an int is the
+    uint16, uint32 and uint64 are indices, uint8 is one bit for each entry of the piece, an int is the
     hash of a list that is kept.
 """
 
