@@ -12,7 +12,7 @@ from mpiml.batching import Batcher, start_batched
 from mpiml.errors import Stopped
 from mpiml.graph import Vertex
 from mpiml.handles import bind
-from mpiml.nodes import PyNode, ServiceNode, served_methods
+from mpiml.nodes import PyNode, ServiceNode, is_stream, served_methods
 from mpiml.readiness import READY
 from mpiml.reducing import REDUCE, reduce_here
 from mpiml.scope import BodyScope, current_scope, enter, leave
@@ -28,7 +28,6 @@ LEFT = "\0left"
 RUNS, RETURNED, STOPPED, FAILED = range(4)
 """How a body was left."""
 
-_GENERATOR = 0x20 | 0x200  # inspect.CO_GENERATOR, CO_ASYNC_GENERATOR
 _SWITCH = 5e-5
 
 
@@ -208,14 +207,13 @@ class HostedNode:
             method = getattr(self.object, name)
             key = name.encode()
             self.server.methods[key] = method
-            code = getattr(getattr(method, "__func__", method), "__code__", None)
             batched = getattr(method, "__mpiml_batched__", None)
             if batched is not None:
                 self.server.wrappers[key] = Batcher(method, *batched)
                 self.server.starters[key] = start_batched
             elif is_async(method):
                 self.server.starters[key] = start_async
-            elif code is not None and code.co_flags & _GENERATOR:
+            elif is_stream(method):
                 self.server.starters[key] = start_stream
 
     def _left(self) -> None:

@@ -18,6 +18,7 @@ __all__ = [
     "PyClassNode",
     "PyNode",
     "ServiceNode",
+    "is_stream",
     "public_methods",
     "served_methods",
 ]
@@ -26,6 +27,8 @@ __all__ = [
 RESERVED: Final = ("futures", "stream", "with_options")
 #: Public names of a service class that belong to the runtime and are never served.
 UNSERVED: Final = frozenset({"run", "state_dict", "load_state_dict"})
+
+_GENERATOR: Final = 0x20 | 0x200  # inspect.CO_GENERATOR, CO_ASYNC_GENERATOR
 
 
 class Node:
@@ -301,6 +304,12 @@ def served_methods(
                 f"{cls.__qualname__}. It has {', '.join(methods) or 'none'}."
             )
     return {name: methods[name] for name in names}
+
+
+def is_stream(method: Any) -> bool:
+    """Return whether a method is a generator function, ``async def`` or not."""
+    code = getattr(getattr(method, "__func__", method), "__code__", None)
+    return code is not None and bool(code.co_flags & _GENERATOR)
 
 
 def _check_class(given: Any, kind: str) -> None:

@@ -27,9 +27,14 @@ from mpiml.target import Target, future_class
 __all__ = ["REDUCE", "Reducing", "reduce_here"]
 
 REDUCE: Final = "\0reduced"  #: the method that every node has for it
-_OPS: Final = ("sum", "mean", "min", "max", "prod")
-
-
+_NUMBERS: Final[dict[str, Callable[[Any, Any], Any]]] = {
+    "sum": operator.add,
+    "mean": operator.add,
+    "min": min,
+    "max": max,
+    "prod": operator.mul,
+}
+_OPS: Final = tuple(_NUMBERS)
 _ORDERED: Final = ("min", "max")
 
 
@@ -222,22 +227,13 @@ def _combined(op: str, values: Sequence[Any], titles: Sequence[str]) -> Any:
 
     try:
         return optree.tree_map(leaf, *values, none_is_leaf=True, namespace=NAMESPACE)
+    except UsageError:  # a ValueError too
+        raise
     except (ValueError, TypeError) as error:
-        if isinstance(error, UsageError):
-            raise
         raise UsageError(
             f"clients.reduced({op!r}): expected results of one structure of {', '.join(titles)}: "
             f"{error}"
         ) from None
-
-
-_NUMBERS: Final[dict[str, Callable[[Any, Any], Any]]] = {
-    "sum": operator.add,
-    "mean": operator.add,
-    "min": min,
-    "max": max,
-    "prod": operator.mul,
-}
 
 
 def _arrays(op: str) -> Callable[[Any, Any], Any]:

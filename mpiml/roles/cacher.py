@@ -12,7 +12,7 @@ from hashlib import sha256
 from typing import Any, Final, NoReturn
 
 from mpiml.errors import ServiceGoneError, Stopped, UsageError
-from mpiml.nodes import ServiceNode, served_methods
+from mpiml.nodes import ServiceNode, is_stream, served_methods
 from mpiml.payload import BORROW, give, pack_call
 from mpiml.references import Handle, HandleSequence
 from mpiml.roles.cache import Asked, Cache
@@ -23,7 +23,6 @@ from mpiml.waits import Wait
 
 __all__ = ["CacherNode"]
 
-_GENERATOR: Final = 0x20 | 0x200  # inspect.CO_GENERATOR, CO_ASYNC_GENERATOR
 _clock = time.monotonic  # that of the engine's deadlines
 _PLAIN: Final = frozenset({type(None), bool, int, float, complex, str})
 
@@ -134,7 +133,7 @@ def _cached(
     cls: type, served: dict[str, Callable[..., Any]], methods: Iterable[str] | None
 ) -> list[str]:
     """Return which methods are answered from the cache."""
-    streams = {name for name, method in served.items() if _is_stream(method)}
+    streams = {name for name, method in served.items() if is_stream(method)}
     if methods is None:
         return sorted(served.keys() - streams)
     if isinstance(methods, str):
@@ -154,16 +153,11 @@ def _cached(
     return names
 
 
-def _is_stream(method: Callable[..., Any]) -> bool:
-    code = getattr(getattr(method, "__func__", method), "__code__", None)
-    return code is not None and bool(code.co_flags & _GENERATOR)
-
-
 def _class_for(cls: type, served: dict[str, Callable[..., Any]], cached: list[str]) -> type:
     """Return a class with the target's methods."""
     members: dict[str, Any] = {"__module__": __name__, "__qualname__": cls.__qualname__}
     for name, method in served.items():
-        if _is_stream(method):
+        if is_stream(method):
             members[name] = _streaming(name)
         else:
             members[name] = (_reading if name in cached else _passing)(name)
@@ -339,11 +333,10 @@ class _Cacher:
             self._cache.begin(asked)
         try:
             self._send(asked)
-        except (
-            Exception
-        ):  # it is told to those who wait, and tried again after another `refresh`
+        except Exception:
             if self._engine.closed:
                 raise
+            # else it is told to those who wait, and tried again after another `refresh`
 
 
 def _key(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
