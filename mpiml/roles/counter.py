@@ -15,8 +15,8 @@ class Counter:
     """A service that counts for the whole program: steps, episodes, frames.
 
     Local: any node that holds its handle calls it when it likes, and none waits for another. Only
-    the end at a limit is everybody's. Add it as ``ServiceNode(mpiml.roles.Counter)``. Nobody has to look whether a limit is reached:
-    the counter ends the program in order by itself, when it is.
+    the end at a limit is everybody's. Add it as ``ServiceNode(mpiml.roles.Counter)``. Nobody has
+    to look whether a limit is reached: the counter ends the program in order by itself, when it is.
 
     Parameters
     ----------
@@ -44,8 +44,8 @@ class Counter:
         for name, count in counts.items():
             _check(f"Counter.increment: {name}", count)
         with self._lock:
-            for name, count in counts.items():
-                self._counts[name] = self._counts.get(name, 0) + count
+            sums = {name: self._counts.get(name, 0) + count for name, count in counts.items()}
+            self._counts.update(sums)  # only now: numbers may be of types that do not add up
             totals = dict(self._counts)
         self._look(totals, counts)
         return totals
@@ -101,7 +101,7 @@ class Counter:
 def _check(where: str, number: Any) -> None:
     try:
         good = not isinstance(number, str | bytes) and math.isfinite(number)
-    except TypeError:
+    except (TypeError, OverflowError):  # a whole number that no float holds adds to none
         good = False
     if not good:
         raise UsageError(f"{where}: expected a finite number, got {number!r}")

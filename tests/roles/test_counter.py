@@ -1,5 +1,7 @@
 """`mpiml.roles.Counter`: totals, and the end of the program at a limit."""
 
+from decimal import Decimal
+
 import numpy as np
 import pytest
 
@@ -31,7 +33,7 @@ def test_counts_add_up_by_name():
     assert counter.get_counts()["steps"] == 5
 
 
-@pytest.mark.parametrize("bad", ["1", None, float("nan"), float("inf"), [1], b"2"])
+@pytest.mark.parametrize("bad", ["1", None, float("nan"), float("inf"), [1], b"2", 10**400])
 def test_what_is_no_number_is_refused_and_nothing_is_counted(bad):
     counter = Counter()
     with pytest.raises(mpiml.UsageError, match=r"increment: steps: expected a finite number"):
@@ -42,6 +44,14 @@ def test_what_is_no_number_is_refused_and_nothing_is_counted(bad):
             Counter({"steps": bad})
     with pytest.raises(mpiml.UsageError, match="name of a count"):
         counter.limit(3, 3)
+
+
+def test_what_does_not_add_up_leaves_all_counts_as_they_were():
+    counter = Counter()
+    counter.increment(steps=1, seconds=0.5)
+    with pytest.raises(TypeError):
+        counter.increment(steps=1, seconds=Decimal(1))
+    assert counter.get_counts() == {"steps": 1, "seconds": 0.5}
 
 
 def test_a_limit_ends_the_program_when_it_is_reached(monkeypatch):
