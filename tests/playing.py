@@ -15,7 +15,7 @@ import pytest
 
 import mpiml
 
-__all__ = ["Gate", "both", "play"]
+__all__ = ["LIMIT", "Gate", "both", "launched", "play"]
 
 both = pytest.mark.parametrize(
     "mode", ["threads", pytest.param("mpi", marks=pytest.mark.mpi(min_size=2))]
@@ -41,15 +41,21 @@ def play(mode, body, *, concurrency=1, allow=None, replicas=None, after=None, **
     if after is not None:
         after(handles)
     program.add_node(mpiml.PyNode(body, **handles), label="body")
+    result = launched(mode, program)
+    return None if result is None else result["body"][0]
+
+
+def launched(mode, program):
+    """Launch a program; its result on rank 0, else None. Ranks that are left over do nothing."""
     comm = None
     if mode == "mpi":
         from mpi4py import MPI
 
         comm = MPI.COMM_WORLD
-        if comm.size > 1 + sum((replicas or {}).get(label, 1) for label in services):
+        if comm.size > sum(role.replicas for role in program.roles):
             program.add_node(mpiml.PyNode(_nothing), label="spare", replicas=mpiml.FILL)
     result = mpiml.launch(program, comm=comm)
-    return result["body"][0] if comm is None or comm.rank == 0 else None
+    return result if comm is None or comm.rank == 0 else None
 
 
 def _nothing():

@@ -13,7 +13,7 @@ import mpiml
 from mpiml.group import _Loads
 from mpiml.reducing import REDUCE, _combined
 from mpiml.wire import REPLY
-from tests.playing import LIMIT, Gate, both, play
+from tests.playing import LIMIT, Gate, both, launched, play
 
 
 class Worker(Gate):
@@ -357,7 +357,8 @@ def test_what_is_waited_for_has_the_name_that_the_user_knows(mode):
         finally:
             for client in workers:
                 client.open()
-        reduced.join()
+        reduced.join(LIMIT)
+        assert not reduced.is_alive()
 
     class Numbered(Worker):
         def hold(self):
@@ -434,16 +435,8 @@ def test_slices_in_the_graph(mode):
     program = mpiml.Program("slices")
     handles = program.add_node(mpiml.ServiceNode(Worker), label="workers", replicas=4)
     program.add_node(mpiml.PyNode(body, handles[1:3], handles[-1:]), label="body")
-    comm = None
-    if mode == "mpi":
-        from mpi4py import MPI
-
-        comm = MPI.COMM_WORLD
-        if comm.size > 5:
-            program.add_node(mpiml.PyNode(lambda: None), label="spare", replicas=mpiml.FILL)
-    result = mpiml.launch(program, comm=comm)
-    if comm is None or comm.rank == 0:
-        assert result["body"] == [([1, 2], 3)]
+    result = launched(mode, program)
+    assert result is None or result["body"] == [([1, 2], 3)]
 
 
 @both

@@ -7,9 +7,8 @@ import pytest
 import mpiml
 from mpiml.ending import Ending
 from mpiml.roles.barrier import Barrier, Meetings
-from tests.playing import both
+from tests.playing import LIMIT, both, launched
 
-LIMIT = 30.0
 TITLES = {3: "a/0", 5: "a/1", 8: "b/0"}
 
 
@@ -18,15 +17,7 @@ def launch(mode, build):
     program = mpiml.Program("barrier")
     barrier = program.add_node(mpiml.ServiceNode(mpiml.roles.Barrier), label="barrier")
     build(program, barrier)
-    comm = None
-    if mode == "mpi":
-        from mpi4py import MPI
-
-        comm = MPI.COMM_WORLD
-        if comm.size > sum(role.replicas for role in program.roles):
-            program.add_node(mpiml.PyNode(lambda: None), label="spare", replicas=mpiml.FILL)
-    result = mpiml.launch(program, comm=comm)
-    return result if comm is None or comm.rank == 0 else None
+    return launched(mode, program)
 
 
 # -- who is where ----------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 
 import mpiml
 from mpiml.roles.cacher import _Cacher
-from tests.playing import LIMIT, Gate, both
+from tests.playing import LIMIT, Gate, both, launched
 
 HOUR = 3600.0
 
@@ -81,15 +81,8 @@ def cached(mode, body, readers=1, concurrency=1, **settings):
         mpiml.CacherNode(source, **settings), label="cache", concurrency=concurrency
     )
     program.add_node(mpiml.PyNode(body, cache, source), label="body", replicas=readers)
-    comm = None
-    if mode == "mpi":
-        from mpi4py import MPI
-
-        comm = MPI.COMM_WORLD
-        if comm.size > 2 + readers:
-            program.add_node(mpiml.PyNode(lambda: None), label="spare", replicas=mpiml.FILL)
-    result = mpiml.launch(program, comm=comm)
-    return result["body"] if comm is None or comm.rank == 0 else None
+    result = launched(mode, program)
+    return None if result is None else result["body"]
 
 
 @both
