@@ -24,8 +24,9 @@ def wait_until_ready(
 ) -> None:
     """Wait until services have been constructed, and answer.
 
-    Local: asks them, and only the calling node waits. A single call waits for that anyhow; this is for code that is to begin only when all are up. A
-    service that runs a long method answers after it. Other nodes are ready from the beginning.
+    Local: asks them, and only the calling node waits. A single call waits for that anyhow; this is
+    for code that is to begin only when all are up. A service that runs a long method answers after
+    it. Other nodes are ready from the beginning.
 
     Parameters
     ----------
