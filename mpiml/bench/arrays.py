@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import Any
 
 import mpiml
-from mpiml.bench.measure import Goal, Row, sampled, summarize
+from mpiml.bench.measure import Goal, Row, sampled, summarize, timed
 from mpiml.bench.spawn import Options, Ranks, only_two
 
 __all__ = ["Shelf", "arrays", "measure"]
@@ -81,11 +81,11 @@ def _drive(shelf: Any, nbytes: int, repeats: int, warm: int, turn: int) -> _Samp
             if way in pushes:
                 mine.fill(i)
                 shelf.seen()  # both are idle again, as after `refill`
-                took = _timed(pushes[way])[0]
+                took = timed(pushes[way])[0]
                 ends = shelf.seen()
             else:
                 shelf.refill(i)
-                took, array = _timed(getattr(shelf, way))
+                took, array = timed(getattr(shelf, way))
                 ends = (array[0], array[-1])
                 del array
             if ends != (i, i):
@@ -93,12 +93,6 @@ def _drive(shelf: Any, nbytes: int, repeats: int, warm: int, turn: int) -> _Samp
             if i > warm:
                 found[way].append(took)
     return found
-
-
-def _timed(call: Callable[[], Any]) -> tuple[float, Any]:
-    began = perf_counter()
-    result = call()
-    return perf_counter() - began, result
 
 
 def _program(nbytes: int, repeats: int, warm: int, turn: int) -> mpiml.Program:
@@ -149,7 +143,7 @@ def _memcpy(nbytes: int, repeats: int, warm: int) -> list[float]:
     took = []
     for i in range(warm + repeats):
         source.fill(i)
-        took.append(_timed(lambda: np.copyto(target, source))[0])
+        took.append(timed(lambda: np.copyto(target, source))[0])
     return took[warm:]
 
 

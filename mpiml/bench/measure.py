@@ -1,4 +1,4 @@
-"""Statistics of samples, rows with their goals, and how a report looks as text and as JSON.
+"""Samples and their statistics, rows with their goals, and a report as text and as JSON.
 
 Every figure is the median of samples with its quartiles unless the row names another
 statistic; warm-up is left out by whoever takes the samples. Raw MPI is sampled in blocks that
@@ -8,21 +8,25 @@ alternate with ours, so that a ratio compares the same minutes of the same machi
 import json
 import math
 from collections.abc import Callable, Sequence
+from time import perf_counter
 from typing import Any, NamedTuple
 
 __all__ = [
+    "BATCH",
     "Goal",
     "Report",
     "Row",
     "Summary",
     "at_least",
     "at_most",
+    "batches",
     "figure",
     "percentile",
     "ratio_at_most",
     "render",
     "sampled",
     "summarize",
+    "timed",
     "to_json",
 ]
 
@@ -41,7 +45,32 @@ UNITS = {
     "ns": 1e9,
     "x": 1.0,
 }
+#: Small calls are timed so many at a time: reading the clock costs a tenth of one.
+BATCH = 10
 TITLES = ("what", "value", "quartiles", "x raw", "goal", "reached")
+
+
+def timed(call: Callable[[], Any]) -> tuple[float, Any]:
+    """Return the seconds of ``call()``, and what it returned. Local: reads the clock."""
+    began = perf_counter()
+    result = call()
+    return perf_counter() - began, result
+
+
+def batches(call: Callable[[], Any], count: int, warm: int, batch: int = BATCH) -> list[float]:
+    """Return the seconds of a call, from `count` batches, after `warm` calls.
+
+    Local: reads the clock.
+    """
+    for _ in range(warm):
+        call()
+    seconds = []
+    for _ in range(count):
+        began = perf_counter()
+        for _ in range(batch):
+            call()
+        seconds.append((perf_counter() - began) / batch)
+    return seconds
 
 
 class Summary(NamedTuple):

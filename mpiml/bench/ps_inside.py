@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 import mpiml
+from mpiml.bench.measure import BATCH, batches, timed
 from mpiml.optim import SGD
 
 __all__ = ["alone", "idle_until_all", "parameters", "pulls", "pushes"]
 
 _Plan = dict[str, Any]
 _Samples = dict[str, list[float]]
-BATCH = 10  # small pushes are timed ten at a time, as small calls are
 SMALL = 256  # float32: 1 KiB
 
 
@@ -35,12 +35,6 @@ def idle_until_all(comm: Any) -> None:
         time.sleep(0.01)
 
 
-def _timed(call: Callable[[], Any]) -> tuple[float, Any]:
-    began = perf_counter()
-    result = call()
-    return perf_counter() - began, result
-
-
 def _pull(server: Any, count: int, repeats: int, warm: int) -> _Samples:
     """Time pulls, and copies of an array of the same size to memory that is there.
 
@@ -52,9 +46,9 @@ def _pull(server: Any, count: int, repeats: int, warm: int) -> _Samples:
     _, version = server.pull()
     for _ in range(warm + repeats):
         server.push(one, version, names=["step"])
-        took["memcpy"].append(_timed(lambda: np.copyto(target, source))[0])
+        took["memcpy"].append(timed(lambda: np.copyto(target, source))[0])
         server.push(one, version + 1, names=["step"])
-        seconds, (tree, now) = _timed(server.pull)
+        seconds, (tree, now) = timed(server.pull)
         if now != version + 2 or tree["step"][0] != -now or tree["w"].size != count:
             raise AssertionError(f"expected version {version + 2}, got {now}: {tree['step']}")
         del tree
@@ -133,18 +127,6 @@ def pulls(comm: Any, plan: _Plan) -> dict[str, Any]:
     return found
 
 
-def _batches(call: Callable[[], Any], count: int, warm: int) -> list[float]:
-    for _ in range(warm):
-        call()
-    took = []
-    for _ in range(count):
-        began = perf_counter()
-        for _ in range(BATCH):
-            call()
-        took.append((perf_counter() - began) / BATCH)
-    return took
-
-
 def _push(server: Any, plan: _Plan) -> _Samples:
     """Time acknowledged pushes, pulls of as much, and both at once."""
     tree, version = server.pull()
@@ -162,9 +144,9 @@ def _push(server: Any, plan: _Plan) -> _Samples:
 
     count, warm = plan["batches"], plan["warm"]
     took = {
-        "push": _batches(push, count, warm),
-        "pull": _batches(server.pull, count, warm),
-        "push_pull": _batches(push_pull, count, warm),
+        "push": batches(push, count, warm),
+        "pull": batches(server.pull, count, warm),
+        "push_pull": batches(push_pull, count, warm),
     }
     if server.pull()[1] != version:
         raise AssertionError(f"expected version {version}, got {server.pull()[1]}")
@@ -184,7 +166,7 @@ def _raw_push(comm: Any, plan: _Plan) -> list[float]:
         comm.send(gradient, 0)
         comm.recv(source=0)
 
-    return _batches(call, plan["batches"], plan["warm"])
+    return batches(call, plan["batches"], plan["warm"])
 
 
 def _small() -> dict[str, Any]:

@@ -9,11 +9,11 @@ from time import perf_counter
 from typing import Any
 
 import mpiml
+from mpiml.bench.measure import BATCH, batches
 
 __all__ = ["fan_out", "one_way", "rate"]
 
 SMALL = (1, 2, "a")
-BATCH = 10  # small messages are timed ten at a time: reading the clock costs a tenth of one
 LIMIT = 60.0  # seconds after which nothing comes any more
 
 _Plan = dict[str, Any]
@@ -24,15 +24,7 @@ def _halves(
     there_and_back: Callable[[], Any], count: int, batch: int, warm: int
 ) -> list[float]:
     """Return the seconds of one way, from `count` batches, after `warm` times."""
-    for _ in range(warm):
-        there_and_back()
-    seconds = []
-    for _ in range(count):
-        began = perf_counter()
-        for _ in range(batch):
-            there_and_back()
-        seconds.append((perf_counter() - began) / (2 * batch))
-    return seconds
+    return [seconds / 2 for seconds in batches(there_and_back, count, warm, batch)]
 
 
 def _counts(plan: _Plan, nbytes: int) -> tuple[int, int]:

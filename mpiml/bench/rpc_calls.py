@@ -11,11 +11,11 @@ from time import perf_counter
 from typing import Any
 
 import mpiml
+from mpiml.bench.measure import BATCH, batches
 
 __all__ = ["Echo", "calls"]
 
 ARGUMENTS = (1, 2, "a")
-BATCH = 10
 
 _Plan = dict[str, Any]
 
@@ -28,22 +28,9 @@ class Echo:
         return a, b, c
 
 
-def _batches(call: Callable[[], Any], count: int, warm: int) -> list[float]:
-    """Return the seconds of a call, from `count` batches of ten, after `warm` calls."""
-    for _ in range(warm):
-        call()
-    seconds = []
-    for _ in range(count):
-        began = perf_counter()
-        for _ in range(BATCH):
-            call()
-        seconds.append((perf_counter() - began) / BATCH)
-    return seconds
-
-
 def _drive_small(echo: Any, plan: _Plan) -> list[float]:
     method = echo.echo
-    return _batches(lambda: method(*ARGUMENTS), plan["batches"], plan["warm"])
+    return batches(lambda: method(*ARGUMENTS), plan["batches"], plan["warm"])
 
 
 def _flight(
@@ -95,7 +82,7 @@ def _raw_small(comm: Any, plan: _Plan) -> list[float]:
         comm.send(ARGUMENTS, dest=0)
         return comm.recv(source=0)
 
-    return _batches(call, plan["batches"], plan["warm"])
+    return batches(call, plan["batches"], plan["warm"])
 
 
 def _raw_flight(comm: Any, plan: _Plan) -> float:
