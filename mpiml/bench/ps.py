@@ -207,15 +207,12 @@ def crowd_rows(cases: list[tuple[int, int]], found: dict[str, Any]) -> _Said:
 
 
 def _hosts(quick: bool, ranks: Ranks) -> _Said:
-    with TwoHosts(ranks, programs=True) as two:
-        why = two.why_not()
-        if why:
-            return [], [f"two hosts: not measured, {why}"]
-        crowd = CROWD[quick] | {"cases": [(2, 1), (2, 2)]}
-        why = _unstarted(two)
-        if why:
-            return [], [f"two hosts: not measured, MPI does not run on them: {why}"]
-        found = two.scenario("ps_crowd:apart", {"pulls": _pulls(quick), "crowd": crowd})
+    crowd = CROWD[quick] | {"cases": [(2, 1), (2, 2)]}
+    plan = {"pulls": _pulls(quick), "crowd": crowd}
+    hosts = TwoHosts(ranks, programs=True)
+    found, why = _elsewhere(hosts, "two hosts", "ps_crowd:apart", plan)
+    if not found:
+        return [], why
     rows = away_rows("hosts", "2 hosts", found["pulls"])
     rows += grown_rows("hosts", "2 hosts", *found["crowd"]["rates"])
     return rows, [
@@ -224,33 +221,37 @@ def _hosts(quick: bool, ranks: Ranks) -> _Said:
     ]
 
 
-def _unstarted(hosts: TwoHosts) -> str:
-    """Return why MPI does not run on hosts; empty if it does.
-
-    Told apart from a measurement that fails there, which is an error.
-    """
-    try:
-        hosts.scenario("allreduce_apart:houses", {})
-    except BenchError as error:
-        return str(error).strip().splitlines()[-1]
-    return ""
-
-
 def _links(quick: bool, ranks: Ranks) -> _Said:
-    with SlowLinks(ranks, 4, 2, MBIT) as links:
-        why = links.why_not()
-        if why:
-            return [], [f"slow cards: not measured, {why}"]
-        plan = LINKS[quick] | {"cases": [(2, 1), (2, 2)]}
-        why = _unstarted(links)
-        if why:
-            return [], [f"slow cards: not measured, MPI does not run on them: {why}"]
-        found = links.scenario("ps_crowd:crowd", plan)
+    plan = LINKS[quick] | {"cases": [(2, 1), (2, 2)]}
+    links = SlowLinks(ranks, 4, 2, MBIT)
+    found, why = _elsewhere(links, "slow cards", "ps_crowd:crowd", plan)
+    if not found:
+        return [], why
     one, both = found["rates"]
     return grown_rows("links", "slow cards", one, both, GROWS), [
         f"slow cards: network namespaces with a rank each; those of the servers pass {MBIT} Mbit/s "
         "each way."
     ]
+
+
+def _elsewhere(
+    hosts: TwoHosts, name: str, where: str, plan: dict[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
+    """Run a scenario on hosts; return what it found, or nothing and why it was not measured.
+
+    That MPI does not run there is told apart from a measurement that fails, which is an error.
+    """
+    with hosts:
+        why = hosts.why_not()
+        if not why:
+            try:
+                hosts.scenario("allreduce_apart:houses", {})
+            except BenchError as error:
+                last = str(error).strip().splitlines()[-1]
+                why = f"MPI does not run on them: {last}"
+        if why:
+            return {}, [f"{name}: not measured, {why}"]
+        return hosts.scenario(where, plan), []
 
 
 def grown_rows(

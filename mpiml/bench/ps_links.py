@@ -6,10 +6,7 @@ bits per second each way that these are the limit, as where many machines are wo
 
 import os
 import shutil
-from collections.abc import Sequence
-from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from mpiml.bench.spawn import Ranks
 from mpiml.bench.two_hosts import CARD, TwoHosts
@@ -18,13 +15,6 @@ from mpiml.doctor.check import attempt
 __all__ = ["SlowLinks"]
 
 NETWORK = "10.213.78"
-#: Stands in for ssh: drops options, and runs the rest on the host of that address.
-AGENT = """#!/bin/sh
-while :; do case "$1" in -*) shift ;; *) break ;; esac; done
-name={stem}${{1##*.}}
-shift
-exec unshare --uts ip netns exec $name sh -c "hostname $name; $*"
-"""
 #: A burst holds the largest packet; the queue so much that none is dropped.
 SHAPE = "tbf rate {mbit}mbit burst 256kb limit 16mb"
 
@@ -48,9 +38,11 @@ class SlowLinks(TwoHosts):
 
     def __init__(self, ranks: Ranks, count: int, slow: int, mbit: int) -> None:
         super().__init__(ranks, programs=True)
-        self._stem = f"mpiml{os.getpid()}s"
-        self.names = [f"{self._stem}{i}" for i in range(1, count + 1)]
-        self._hub = f"{self._stem}hub"
+        stem = f"mpiml{os.getpid()}s"
+        self.names = [f"{stem}{i}" for i in range(1, count + 1)]
+        self._addresses = [f"{NETWORK}.{i}" for i in range(1, count + 1)]
+        self._slots = 1
+        self._hub = f"{stem}hub"
         self._slow = slow
         self._shape = SHAPE.format(mbit=mbit)
 
@@ -64,25 +56,16 @@ class SlowLinks(TwoHosts):
         if shutil.which("ip") is not None:
             attempt(["ip", "netns", "del", self._hub], 20.0)
 
-    def scenario(self, where: str, plan: dict[str, Any]) -> dict[str, Any]:
-        """Run ``module:function`` of this package on all; return what rank 0, on the first, found.
-
-        Raises
-        ------
-        BenchError
-            They ended with another status than 0, or not in time.
-        """
-        return self.ranks.scenario(where, len(self.names), plan, **self._how())
-
     def _making(self) -> list[str]:
         hub = self._hub
         lines = [f"ip netns add {name}" for name in (hub, *self.names)]
         lines += [f"ip -n {hub} link add bridge type bridge", f"ip -n {hub} link set bridge up"]
-        for i, name in enumerate(self.names, 1):
+        where = zip(self.names, self._addresses, strict=True)
+        for i, (name, address) in enumerate(where, 1):
             lines += [
                 f"ip link add {CARD} netns {name} type veth peer name port{i} netns {hub}",
                 f"ip -n {hub} link set port{i} master bridge up",
-                f"ip -n {name} addr add {NETWORK}.{i}/24 dev {CARD}",
+                f"ip -n {name} addr add {address}/24 dev {CARD}",
                 f"ip -n {name} link set {CARD} up",
                 f"ip -n {name} link set lo up",
             ]
@@ -92,18 +75,3 @@ class SlowLinks(TwoHosts):
                     f"ip netns exec {name} tc qdisc add dev {CARD} root {self._shape}",
                 ]
         return lines
-
-    def _options(self) -> Sequence[str]:
-        folder = Path(self._folder.name)
-        agent = folder / "agent"
-        agent.write_text(AGENT.format(stem=self._stem))
-        agent.chmod(0o755)
-        addresses = [f"{NETWORK}.{i}" for i in range(1, len(self.names) + 1)]
-        if self.ranks.launcher.mpi.kind == "mpich":
-            places = ",".join(f"{address}:1" for address in addresses)
-            return ["-launcher", "ssh", "-launcher-exec", str(agent), "-hosts", places]
-        (folder / "hosts").write_text("".join(f"{address} slots=1\n" for address in addresses))
-        old = self.ranks.launcher.mpi.version[:1] < (5,)
-        name = ["--mca", "plm_rsh_agent"] if old else ["--prtemca", "plm_ssh_agent"]
-        dealt = ["--map-by", "ppr:1:node:OVERSUBSCRIBE"]
-        return [*name, str(agent), "--hostfile", str(folder / "hosts"), *dealt]

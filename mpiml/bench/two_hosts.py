@@ -23,11 +23,12 @@ __all__ = ["CARD", "TwoHosts", "link_bytes"]
 #: The name of the card on either host.
 CARD = "mpiml0"
 ADDRESSES = ("10.213.77.1", "10.213.77.2")
-#: Stands in for ssh: drops options and the host, and runs the rest on the other host.
+#: Stands in for ssh: drops options, and runs the rest on the host of that address.
 AGENT = """#!/bin/sh
 while :; do case "$1" in -*) shift ;; *) break ;; esac; done
+case "$1" in {cases} esac
 shift
-exec unshare --uts ip netns exec {name} sh -c "hostname {name}; $*"
+exec unshare --uts ip netns exec $name sh -c "hostname $name; $*"
 """
 
 
@@ -67,6 +68,8 @@ class TwoHosts:
         self.ranks = ranks
         self._programs = programs
         self.names = [f"mpiml{os.getpid()}{side}" for side in "ab"]
+        self._addresses: Sequence[str] = ADDRESSES
+        self._slots = 2  # ranks of each
         self._folder = tempfile.TemporaryDirectory(prefix="mpiml-hosts-")
 
     def why_not(self) -> str:
@@ -113,17 +116,17 @@ class TwoHosts:
         self._folder.cleanup()
 
     def scenario(self, where: str, plan: dict[str, Any]) -> dict[str, Any]:
-        """Run ``module:function`` of this package on 2 ranks of each; return what rank 0 found.
+        """Run ``module:function`` of this package on all ranks; return what rank 0 found.
 
         Raises
         ------
         BenchError
             They ended with another status than 0, or not in time.
         """
-        return self.ranks.scenario(where, 4, plan, **self._how())
+        return self.ranks.scenario(where, self._size, plan, **self._how())
 
     def run(self, argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Outcome:
-        """Run ``python ARGV`` on 2 ranks of each host, with `environ` set besides.
+        """Run ``python ARGV`` on all ranks, with `environ` set besides.
 
         Raises
         ------
@@ -132,8 +135,12 @@ class TwoHosts:
         """
         how = self._how()
         return self.ranks.run(
-            4, argv, **how | {"environ": how["environ"] | dict(environ or {})}
+            self._size, argv, **how | {"environ": how["environ"] | dict(environ or {})}
         )
+
+    @property
+    def _size(self) -> int:
+        return self._slots * len(self.names)
 
     def _how(self) -> dict[str, Any]:
         here = self.names[0]
@@ -148,7 +155,7 @@ class TwoHosts:
         a, b = self.names
         lines = [f"ip netns add {name}" for name in self.names]
         lines.append(f"ip link add {CARD} netns {a} type veth peer name {CARD} netns {b}")
-        for name, address in zip(self.names, ADDRESSES, strict=True):
+        for name, address in zip(self.names, self._addresses, strict=True):
             lines += [
                 f"ip -n {name} addr add {address}/24 dev {CARD}",
                 f"ip -n {name} link set {CARD} up",
@@ -157,18 +164,20 @@ class TwoHosts:
         return lines
 
     def _options(self) -> Sequence[str]:
-        folder = Path(self._folder.name)
+        folder, slots = Path(self._folder.name), self._slots
+        where = zip(self.names, self._addresses, strict=True)
+        cases = " ".join(f"{address}) name={name} ;;" for name, address in where)
         agent = folder / "agent"
-        agent.write_text(AGENT.format(name=self.names[1]))
+        agent.write_text(AGENT.format(cases=cases))
         agent.chmod(0o755)
         if self.ranks.launcher.mpi.kind == "mpich":
-            places = ",".join(f"{address}:2" for address in ADDRESSES)
+            places = ",".join(f"{address}:{slots}" for address in self._addresses)
             return ["-launcher", "ssh", "-launcher-exec", str(agent), "-hosts", places]
-        places = "".join(f"{address} slots=2\n" for address in ADDRESSES)
+        places = "".join(f"{address} slots={slots}\n" for address in self._addresses)
         (folder / "hosts").write_text(places)
         old = self.ranks.launcher.mpi.version[:1] < (5,)
         name = ["--mca", "plm_rsh_agent"] if old else ["--prtemca", "plm_ssh_agent"]
-        dealt = ["--map-by", "ppr:2:node:OVERSUBSCRIBE"]
+        dealt = ["--map-by", f"ppr:{slots}:node:OVERSUBSCRIBE"]
         return [*name, str(agent), "--hostfile", str(folder / "hosts"), *dealt]
 
     def _environ(self) -> dict[str, str]:
