@@ -12,7 +12,7 @@ from mpiml.roles.parameter_server.keys import Keys, check_keys
 from mpiml.roles.parameter_server.layout import Piece
 from mpiml.roles.parameter_server.table import Table, in_place
 
-__all__ = ["Gradient", "Sparse", "Store", "Update"]
+__all__ = ["Gradient", "Sparse", "Store", "Update", "summed"]
 
 
 class Sparse(NamedTuple):
@@ -163,20 +163,18 @@ class Store:
         table.apply(_keys(indices, table), values, self.step, scale, rate)
 
     def _step_at(self, i: int, indices: Any, values: Any, rate: float) -> None:
-        """Step some elements of a piece: they are taken out, stepped, and put back."""
+        """Step some elements of a piece; for a function, all others have a gradient of zero."""
         array, state = self.arrays[i], self._states[i]
-        some = array[indices]
-        if isinstance(self._optimizer, Optimizer):
-            picked = tuple(s[indices] for s in state)
-            self._step(some, values, picked, rate)
-            for whole, part in zip(state, picked, strict=True):
-                whole[indices] = part
-        else:
+        if not isinstance(self._optimizer, Optimizer):
             dense = np.zeros_like(array)
             dense[indices] = values
             self._step(array, dense, state, rate)
             return
-        array[indices] = some
+        some = array[indices]
+        picked = tuple(s[indices] for s in state)
+        self._step(some, values, picked, rate)
+        for whole, part in zip((array, *state), (some, *picked), strict=True):
+            whole[indices] = part
 
     def _step(self, array: Any, gradient: Any, state: Any, rate: float) -> None:
         if not gradient.flags.aligned:  # an array of another dtype came before it in a message
@@ -294,7 +292,14 @@ def _joined(terms: Sequence[tuple[Any, float]], dtype: Any) -> tuple[Any, Any]:
     """Return the elements of all terms, each once, and the sums of their values."""
     indices = np.concatenate([term.indices for term, _ in terms])
     values = np.concatenate([np.multiply(t.values, s, dtype=dtype) for t, s in terms])
+    return summed(indices, values)
+
+
+def summed(indices: Any, values: Any) -> tuple[Any, Any]:
+    """Return indices ascending, each once, and the sums of their values in the order they came."""
+    if (indices[1:] > indices[:-1]).all():
+        return indices, values
     once, places = np.unique(indices, return_inverse=True)
-    sums = np.zeros(len(once), dtype)
+    sums = np.zeros(len(once), values.dtype)
     np.add.at(sums, places, values)
     return once, sums

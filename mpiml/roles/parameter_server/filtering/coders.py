@@ -21,7 +21,7 @@ from mpiml.roles.parameter_server.filtering.ends import Decoder, Encoder
 from mpiml.roles.parameter_server.filtering.rules import check_filters
 from mpiml.roles.parameter_server.filtering.stages import Coder
 from mpiml.roles.parameter_server.filtering.wire import Entries, out_of_step
-from mpiml.roles.parameter_server.store import Sparse
+from mpiml.roles.parameter_server.store import Sparse, summed
 
 __all__ = ["PullDecoder", "PullEncoder", "PushDecoder", "PushEncoder", "check_filters"]
 
@@ -237,13 +237,7 @@ def _entries(gradient: Any, dtype: Any) -> Entries:
     if not isinstance(gradient, Sparse):
         return Entries(None, np.asarray(gradient, dtype))
     indices = np.asarray(gradient.indices, np.int64)
-    values = np.asarray(gradient.values, dtype)
-    if (indices[1:] > indices[:-1]).all():
-        return Entries(indices, values)
-    once, places = np.unique(indices, return_inverse=True)
-    sums = np.zeros(len(once), dtype)
-    np.add.at(sums, places, values)
-    return Entries(once, sums)
+    return Entries(*summed(indices, np.asarray(gradient.values, dtype)))
 
 
 def _add(array: NDArray[Any], indices: NDArray[np.int64] | None, values: NDArray[Any]) -> None:
