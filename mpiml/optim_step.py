@@ -118,7 +118,7 @@ def check_parameter(who: str, param: Any) -> None:
             f"{who}: expected a NumPy or CuPy array as parameter, got "
             f"{cls.__module__}.{cls.__qualname__}"
         )
-    if param.dtype not in (np.float32, np.float64):
+    if param.dtype not in _FLOATS:
         raise UsageError(
             f"{who}: expected a float32 or float64 parameter, got {param.dtype}; keep the "
             f"parameter in float32, its gradient may be of lower precision"

@@ -10,12 +10,11 @@ part of its keys, whichever of them will exist.
 from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from itertools import accumulate, pairwise
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from mpiml.errors import UsageError
-from mpiml.roles.parameter_server.keys import Keys
 
-__all__ = ["GRAIN", "Piece", "split", "split_leaves"]
+__all__ = ["GRAIN", "Piece", "split"]
 
 GRAIN: Final = 16  #: elements: a cache line of float32
 
@@ -34,28 +33,6 @@ class Piece(NamedTuple):
     leaf: int
     start: int
     stop: int
-
-
-def split_leaves(leaves: Sequence[Any], servers: int) -> list[list[Piece]]:
-    """Return the pieces of each server, in the order of the tree.
-
-    Local: a pure function.
-
-    Parameters
-    ----------
-    leaves : sequence of ndarray or Keys
-        The leaves of the tree.
-    servers : int
-        How many share them.
-
-    Raises
-    ------
-    UsageError
-        There is so little that a server would hold nothing.
-    """
-    tables = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Keys)]
-    sizes = [leaf.n if isinstance(leaf, Keys) else leaf.size for leaf in leaves]
-    return split(sizes, [leaf.dtype.itemsize for leaf in leaves], servers, tables)
 
 
 def split(

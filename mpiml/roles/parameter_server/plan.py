@@ -114,8 +114,8 @@ class Plan:
             end += 0 if leaf.table else -(-size * item // LINE) * LINE
         self.nbytes = end
         self.spans = [self._span(pieces) for pieces in self.pieces]
-        # of each leaf: server, number of the piece there, piece
         self._small = [self._is_small(pieces) for pieces in self.pieces]
+        # of each leaf: server, number of the piece there, piece
         self._of_leaf: list[list[tuple[int, int, Piece]]] = [[] for _ in self.leaves]
         for shard, pieces in enumerate(self.pieces):
             for number, piece in enumerate(pieces):

@@ -338,20 +338,18 @@ def _only(arrays: Sequence[Any]) -> Any:
 
 
 _DICTS = (OrderedDict, defaultdict)
-_FEW = (
-    4096  # numbers, of which a scalar product is the quickest look; for more it takes threads
-)
+# Numbers of which a scalar product is the quickest look; for more it takes threads.
+_FEW = 4096
 
 
 def _finite(array: Any) -> bool:
     """Tell whether all numbers are finite; a sum finds what is not, but may overflow."""
-    if array.size <= _FEW and array.flags.c_contiguous:
-        flat = array.reshape(-1)
-        with np.errstate(over="ignore", invalid="ignore"):
-            total = flat.dot(flat)
-        return math.isfinite(total) or bool(np.isfinite(array).all())
     with np.errstate(over="ignore", invalid="ignore"):
-        total = array.sum()
+        if array.size <= _FEW and array.flags.c_contiguous:
+            flat = array.reshape(-1)
+            total = flat.dot(flat)
+        else:
+            total = array.sum()
     return math.isfinite(total) or bool(np.isfinite(array).all())
 
 

@@ -1,13 +1,11 @@
 """Ranges of servers: everything once, in order, about as much for each."""
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mpiml.errors import UsageError
-from mpiml.roles.parameter_server.keys import Keys
-from mpiml.roles.parameter_server.layout import GRAIN, split, split_leaves
+from mpiml.roles.parameter_server.layout import GRAIN, split
 
 trees = st.lists(
     st.tuples(st.integers(0, 5000), st.sampled_from([4, 8])), min_size=1, max_size=6
@@ -66,7 +64,9 @@ def test_each_server_has_an_equal_part_of_each_key_range(ranges, tree, servers):
 
 
 def test_key_ranges_stand_where_they_are_in_the_tree():
-    leaves = [np.zeros(64, "f4"), Keys(10, 3), np.zeros((8, 8), "f4")]
-    assert split_leaves(leaves, 2) == [[(0, 0, 64), (1, 0, 5)], [(1, 5, 10), (2, 0, 64)]]
+    assert split([64, 10, 64], [4] * 3, 2, [1]) == [
+        [(0, 0, 64), (1, 0, 5)],
+        [(1, 5, 10), (2, 0, 64)],
+    ]
     with pytest.raises(UsageError, match=r"got 6 for 0 numbers in 0 arrays, .*, and 5 keys"):
-        split_leaves([Keys(5)], 6)
+        split([5], [4], 6, [0])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mpiml.errors import UsageError
 from mpiml.optim import SGD, Adagrad, Adam, Momentum
 from mpiml.roles.parameter_server.keys import Keys
-from mpiml.roles.parameter_server.layout import Piece, split, split_leaves
+from mpiml.roles.parameter_server.layout import Piece, split
 from mpiml.roles.parameter_server.store import BLOCK, Sparse, Store
 from mpiml.roles.parameter_server.table import Table
 
@@ -152,7 +152,7 @@ def test_the_rate_is_of_the_step_and_not_of_the_gradient(optimizer):
     """Half a rate moves every kind of parameter half as far, and the state learns the same."""
     for rate in (1.0, 0.5):
         leaves = [np.zeros(4, "f4"), np.zeros(4, "f4"), Keys(2**40, 1)]
-        (pieces,) = split_leaves(leaves, 1)
+        pieces = [Piece(0, 0, 4), Piece(1, 0, 4), Piece(2, 0, 2**40)]
         store = Store(leaves, pieces, optimizer)
         some = Sparse(np.array([1, 2]), np.full(2, 3, "f4"))
         rows = Sparse(np.array([1, 2]), np.full((2, 1), 3, "f4"))
@@ -190,7 +190,8 @@ def test_a_state_is_a_copy_of_all_a_function_keeps():
 
 def keyed(optimizer):
     leaves = [np.zeros(4, "f4"), Keys(2**40, 2)]
-    return [Store(leaves, pieces, optimizer) for pieces in split_leaves(leaves, 2)]
+    ranges = split([4, 2**40], [4, 4], 2, [1])
+    return [Store(leaves, pieces, optimizer) for pieces in ranges]
 
 
 @pytest.mark.parametrize("optimizer", [SGD(1.0), Adagrad(0.5), Adam(0.1)], ids=lambda o: o.name)
