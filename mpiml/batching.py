@@ -7,8 +7,10 @@ shape fails only its caller.
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+from mpiml.alarms import Alarm
 from mpiml.errors import UsageError
 from mpiml.server import Request, Server, Task
 from mpiml.turns import MethodScope
@@ -66,7 +68,7 @@ class Batcher:
         self._pad = pad
         self._lock = threading.Lock()
         self._waiting: list[Request] = []
-        self._timer: threading.Timer | None = None
+        self._timer: Alarm | None = None
 
     def __call__(self, request: Request, server: Server, started: bool = False) -> Task | None:
         """Take a request in; return a task when a batch is full.
@@ -81,9 +83,7 @@ class Batcher:
             if len(self._waiting) >= self._size or server.ending:
                 return self._cut()
             if self._timer is None:
-                self._timer = threading.Timer(self._timeout, self._expire, (server,))
-                self._timer.daemon = True
-                self._timer.start()
+                self._timer = Alarm(self._timeout, partial(self._expire, server), "mpiml-batch")
         return None
 
     @property

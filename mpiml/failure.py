@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from mpiml.alarms import Alarm
 from mpiml.callbacks import callbacks
 from mpiml.control import EXIT, FAILED, REQUESTED, SIGNALLED, STUCK, Note
 from mpiml.errors import RemoteError, ServiceGoneError
@@ -40,7 +41,7 @@ class Failures:
         self._runtime = runtime
         self._lock = threading.Lock()
         self._errors: dict[int, BaseException] = {}
-        self._timers: list[threading.Timer] = []
+        self._timers: list[Alarm] = []
         self._stop_time = 0.0
         self.held = 0  # consequences that wait for their cause
 
@@ -200,17 +201,12 @@ class Failures:
     # -- those who do not end --------------------------------------------------------------------
 
     def _after(self, seconds: float, action: Callable[[], None]) -> None:
-        timer = threading.Timer(seconds, action)
-        timer.name = "mpiml-grace"
-        timer.daemon = True
-        self._timers.append(timer)
-        timer.start()
+        self._timers.append(Alarm(seconds, action, "mpiml-grace"))
 
     def close(self) -> None:
         """Stop the clocks."""
         for timer in self._timers:
             timer.cancel()
-            timer.function = _nothing  # its thread ends a little later, and would hold all this
 
     def _check_grace(self, limit: float, last: bool = False) -> None:
         """List whoever still runs after the grace, and end the program all the same."""
@@ -275,7 +271,3 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         seen.add(id(error))
         yield error
         error = error.__cause__ or error.__context__
-
-
-def _nothing() -> None:
-    pass

@@ -15,6 +15,7 @@ from concurrent.futures import CancelledError, _base
 from functools import partial
 from typing import Any
 
+from mpiml.alarms import Alarm
 from mpiml.callbacks import await_in, callbacks, wake
 from mpiml.contents import value_in
 from mpiml.errors import DeadlineError, UsageError
@@ -37,7 +38,7 @@ class Future(_base.Future):  # type: ignore[type-arg]
 
     #: When a client made by ``with_options(timeout=)`` gives the result up, on the monotonic clock.
     deadline: float | None = None
-    _timer: threading.Timer | None = None
+    _timer: Alarm | None = None
     _failed = False  # whether `_decode` raises
 
     # What most futures never change stands on the class: creating one costs little then.
@@ -175,9 +176,7 @@ class Future(_base.Future):  # type: ignore[type-arg]
         """See to it that the deadline of the client is kept although nobody waits in mpiml."""
         if self.deadline is not None and self._timer is None and not self.ready:
             left = max(0.0, self.deadline - time.monotonic())
-            self._timer = threading.Timer(left, self._expire)
-            self._timer.daemon = True
-            self._timer.start()
+            self._timer = Alarm(left, self._expire, "mpiml-deadline")
 
     def _expire(self) -> None:
         """End with `DeadlineError`, unless a reply has just come. The call goes on."""

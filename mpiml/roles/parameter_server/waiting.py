@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from typing import Any, Final
 
+from mpiml.alarms import Alarm
 from mpiml.errors import ServiceGoneError
 from mpiml.scope import current_scope
 from mpiml.waits import Wait
@@ -28,7 +29,7 @@ class Waiters:
         self._engine = engine
         self._waits: list[tuple[Hashable, Wait]] = []
         self._over = False
-        self._timer: threading.Timer | None = None
+        self._alarm: Alarm | None = None
 
     def __len__(self) -> int:
         return len(self._waits)
@@ -69,15 +70,12 @@ class Waiters:
 
         Callbacks may pull still.
         """
-        self._timer = threading.Timer(_PATIENCE, self._end)
-        self._timer.daemon = True
-        self._timer.start()
+        self._alarm = Alarm(_PATIENCE, self._end, "mpiml-servers")
 
     def close(self) -> None:
         """Let go of the program: nobody waits any more."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer.function = _nothing  # its thread ends a little later
+        if self._alarm is not None:
+            self._alarm.cancel()
 
     def _end(self) -> None:
         self._over = True
@@ -130,7 +128,3 @@ class OneAtATime:
                 return
             wait = self._queue.popleft()
         self._engine.fulfil(wait)
-
-
-def _nothing() -> None:
-    pass
