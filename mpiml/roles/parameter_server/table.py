@@ -76,12 +76,6 @@ class Table:
         """How many exist."""
         return len(self._index)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory: rows, state and indices, and the room to grow."""
-        held = (self._values, *self._columns.values())
-        return self._index.nbytes + int(sum(array.nbytes for array in held))
-
     def read(self, keys: Any) -> Any:
         """Return rows, as a copy; those that do not exist are not made.
 
@@ -287,10 +281,6 @@ class _Index:
 
     def __len__(self) -> int:
         return len(self._keys) + len(self._new)
-
-    @property
-    def nbytes(self) -> int:
-        return 16 * len(self)
 
     def find(self, keys: Any) -> Any:
         """Return the place of each key, -1 where it has none."""
