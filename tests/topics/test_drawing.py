@@ -45,6 +45,12 @@ def test_a_flowchart_shows_topics_and_their_ends():
     assert "    t0 --> r0" in build(source=None).to_mermaid().splitlines()
 
 
+def test_two_ends_alike_are_shown_once():
+    program = build(source=None, publishes=False)
+    assert str(program).count("<- topic 'sums'") == 1
+    assert program.to_mermaid().count("t0 --> r0") == 1
+
+
 @pytest.mark.parametrize(
     ("odd", "text"),
     [
