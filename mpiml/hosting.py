@@ -111,7 +111,7 @@ class HostedNode:
         self.ending: list[Callable[[], None]] = []  # once the end of the program has begun here
         self._call: Callable[[], Any] = lambda: None
         self.context: Any = None
-        self._held: list[Request] = []
+        self._held: list[tuple[Request, Callable[[], Any]]] = []  # until the body is over
         self._lock = threading.Lock()
         self._pact = threading.Lock()
         serves = isinstance(vertex.node, ServiceNode)
@@ -223,8 +223,8 @@ class HostedNode:
             was = self.returned
             self.returned = True
             held, self._held = self._held, []
-        for request in held:
-            self._answer(request)
+        for request, value in held:
+            self._answer(request, value)
         if self.agreement.decided.ready and not self.agreed:
             self.release()  # no further round will be begun here
         if not was:
@@ -243,17 +243,16 @@ class HostedNode:
     ) -> None:
         with self._lock:
             if not self.returned:
-                self._held.append(request)
+                self._held.append((request, method))
                 return
-        self._answer(request)
+        self._answer(request, method)
 
-    def _answer(self, request: Request) -> None:
+    def _answer(self, request: Request, value: Callable[[], Any]) -> None:
         if self.server.gone is not None:
             self.server.refuse(request)
             return
         try:
-            left = request.frame.name == LEFT.encode()
-            self.server.answer(request, self._by_itself() if left else self.value)
+            self.server.answer(request, value())
         except Exception as error:
             self.server.answer_error(request, error)
 
