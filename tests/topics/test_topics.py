@@ -315,11 +315,6 @@ def test_a_stop_ends_waits_for_room_and_for_messages(mode):
         program.add_node(mpiml.PyNode(wait, silent.subscriber()), label="wait")
         program.add_node(mpiml.PyNode(never, silent.publisher()), label="never")
 
-    if mode == "mpi":
-        from mpi4py import MPI
-
-        if MPI.COMM_WORLD.size < 2:
-            pytest.skip("folded in threads")
     run(mode, build)
 
 
