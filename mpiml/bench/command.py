@@ -17,7 +17,7 @@ from mpiml.errors import UsageError
 __all__ = ["NAMES", "bench", "main", "parse"]
 
 NAMES = {
-    "rpc": "calls: small, in flight, to a service that computes, from many clients",
+    "rpc": "calls: small, in flight, to a service that computes, from many clients, to a group",
     "pubsub": "messages of topics: one way, in a row, to several subscribers",
     "ps": "the parameter server: pulls, pushes, many workers, time to a loss",
     "arrays": "results and arguments of 1 KiB to 16 MiB",

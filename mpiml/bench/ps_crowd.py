@@ -54,8 +54,8 @@ def together(done: list[list[float]]) -> bool:
     return max(each[0] for each in done) < min(each[-1] for each in done)
 
 
-def within(done: list[list[float]]) -> tuple[float, int]:
-    """Return updates per second while all workers were at work, and how many these were.
+def within(done: list[list[float]]) -> float:
+    """Return updates per second while all workers were at work.
 
     Local: a pure function.
 
@@ -70,7 +70,7 @@ def within(done: list[list[float]]) -> tuple[float, int]:
     if not together(done):
         raise AssertionError(f"workers were not at work at the same time: {begin}, {end}")
     count = sum(begin < at <= end for each in done for at in each)
-    return count / (end - begin), count
+    return count / (end - begin)
 
 
 def crowd(comm: Any, plan: _Plan) -> dict[str, Any]:
@@ -89,22 +89,19 @@ def crowd(comm: Any, plan: _Plan) -> dict[str, Any]:
     Returns
     -------
     dict
-        On rank 0: ``rates``: for each case updates per second, by round; ``counts``: how many
-        there were; ``staleness``: of all updates of the last case.
+        On rank 0: ``rates``: for each case updates per second, by round; ``staleness``: of all
+        updates of the last case.
     """
     rates: list[list[float]] = [[] for _ in plan["cases"]]
-    counts = [0 for _ in plan["cases"]]
     staleness: dict[int, int] = {}
     for _ in range(plan["rounds"]):
         for case, (workers, servers) in enumerate(plan["cases"]):
             found = _round(comm, workers, servers, plan)
             if comm.rank == 0:
-                rate, count = within([each["done"] for each in found])
-                rates[case].append(rate)
-                counts[case] += count
+                rates[case].append(within([each["done"] for each in found]))
                 if case == len(plan["cases"]) - 1:
                     _add(staleness, found)
-    return {"rates": rates, "counts": counts, "staleness": sorted(staleness.items())}
+    return {"rates": rates, "staleness": sorted(staleness.items())}
 
 
 def _round(comm: Any, workers: int, servers: int, plan: _Plan) -> list[dict[str, Any]]:

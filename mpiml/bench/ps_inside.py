@@ -16,15 +16,15 @@ import mpiml
 from mpiml.bench.measure import BATCH, batches, timed
 from mpiml.optim import SGD
 
-__all__ = ["alone", "idle_until_all", "parameters", "pulls", "pushes"]
+__all__ = ["alone", "idle_until_all", "pulls", "pushes"]
 
 _Plan = dict[str, Any]
 _Samples = dict[str, list[float]]
 SMALL = 256  # float32: 1 KiB
 
 
-def parameters(count: int) -> dict[str, Any]:
-    """Return arrays of `count` float32 and of one, all 0. Local: a pure function."""
+def _parameters(count: int) -> dict[str, Any]:
+    """Return arrays of `count` float32 and of one, all 0."""
     return {"step": np.zeros(1, np.float32), "w": np.zeros(count, np.float32)}
 
 
@@ -117,7 +117,7 @@ def pulls(comm: Any, plan: _Plan) -> dict[str, Any]:
         for size, (nbytes, repeats) in plan["sizes"].items():
             count = nbytes // 4
             raw = both.bcast(_raw_pull(both, count, repeats, warm), root=1)
-            program = _program(partial(parameters, count), _pull, count, repeats, warm)
+            program = _program(partial(_parameters, count), _pull, count, repeats, warm)
             result = mpiml.launch(program, comm=both)
             if both.rank == 0:
                 for way, took in {"raw": raw, **result["worker"][0]}.items():
