@@ -172,7 +172,7 @@ class Failures:
         """Fail the calls that the failed node will not answer."""
         runtime = self._runtime
         spec = runtime.vertices[note.vertex]
-        title = f"{spec.role}/{spec.index}"
+        title = spec.title
         pending = runtime.engine.pending
         for id, call in list(pending.items()):
             if call.target_vertex == note.vertex and pending.pop(id, None):

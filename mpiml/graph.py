@@ -81,6 +81,11 @@ class Vertex(NamedTuple):
     daemon: bool
     on_failure: str
 
+    @property
+    def title(self) -> str:
+        """``role/index``, as messages have it."""
+        return f"{self.role}/{self.index}"
+
 
 def arguments(node: Node) -> Iterator[tuple[str, Any]]:
     """Yield what a node was given, with the names that messages use."""

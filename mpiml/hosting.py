@@ -86,7 +86,7 @@ class HostedNode:
         self.runtime = runtime
         self.spec = vertex
         self.vertex = vertex.id
-        self.title = f"{vertex.role}/{vertex.index}"
+        self.title = vertex.title
         self.scope = BodyScope(self)
         self.loop = Loop(self.title)
         self.agreement = Agreement(self.title)
@@ -108,7 +108,7 @@ class HostedNode:
         self.object: Any = None
         self.callbacks: list[Callable[[], None]] = []
         self.leaving: list[Callable[[BaseException | None], None]] = []
-        self.ending: list[Callable[[], None]] = []  # once the end of the program has begun here
+        self.at_end: list[Callable[[], None]] = []  # once the program's end has begun here
         self._call: Callable[[], Any] = lambda: None
         self.context: Any = None
         self._held: list[tuple[Request, Callable[[], Any]]] = []  # until the body is over

@@ -203,7 +203,7 @@ class RoleHooks:
 
     def _end_for(self, look: _Look, spec: Any, state: State) -> None:
         """Raise what ends a wait for one who has left."""
-        who = f"{spec.role}/{spec.index} (rank {self._runtime.ranks[spec.id]})"
+        who = f"{spec.title} (rank {self._runtime.ranks[spec.id]})"
         if self._runtime.ending.failed:
             raise Stopped("the program is stopping")  # it has left because of that
         if state.how == FAILED:
@@ -238,7 +238,7 @@ class RoleHooks:
         if waits and waits[0] != self._node.spec.index:
             return
         specs = [self._members[i] for i in missing]
-        names = [f"{spec.role}/{spec.index} (rank {ranks[spec.id]})" for spec in specs]
+        names = [f"{spec.title} (rank {ranks[spec.id]})" for spec in specs]
         self._runtime.say(
             f"mpiml: {self._runtime.name}: {self._node.title} (rank {here}) "
             f"has waited {seconds:.0f} s for {_few(names)} in {look.text}\n"
@@ -266,7 +266,7 @@ class RoleHooks:
                 thread = self._node.thread
                 if not _waits_for_request(frames.get(thread)):
                     continue
-            names = [f"{s.role}/{s.index}" for s in (self._members[i] for i in look.missing)]
+            names = [s.title for s in (self._members[i] for i in look.missing)]
             head = getattr(look.label, "head", look.text)
             wait = Wait(f"{_few(names)} in collective {head}")
             sleeper = Sleeper(wait, self._node.scope, None)

@@ -44,7 +44,7 @@ def reporting(runtime: Runtime) -> Iterator[None]:
     def on_frame(rank: int, frame: Frame, buffers: Sequence[Any]) -> None:
         spec = runtime.vertices[frame.source]
         if line is not None:
-            line.update(f"{spec.role}/{spec.index}", *unpack_report(bytes(frame.body)))
+            line.update(spec.title, *unpack_report(bytes(frame.body)))
 
     engine.handlers[REPORT] = on_frame
     runtime.on_report, runtime.on_left = on_report, on_left

@@ -121,7 +121,7 @@ class Runtime:
     def client(self, vertex: int, node: HostedNode | None) -> Client:
         """Return a client of a vertex, for `node` or for the code around the program."""
         spec = self.vertices[vertex]
-        title = f"{spec.role}/{spec.index}"
+        title = spec.title
         source = node.vertex if node is not None else vertex
         scope = node.scope if node is not None else None
         rank = self.ranks[vertex]
@@ -328,7 +328,7 @@ class Runtime:
         self.idle.close()
         self.quiet.close()
         for node in self.nodes:
-            for end in node.ending:
+            for end in node.at_end:
                 end()
             if not node.body:  # no body takes or puts any more: methods must not wait for one
                 self.topics.leave(node.vertex, cut=True, late=True)

@@ -85,7 +85,7 @@ class Teams:
             [hosts.host_of(r) for r in ranks],
             comm,
             room,
-            [f"{v.role}/{v.index}" for v in members],
+            [v.title for v in members],
             f"role {spec.role!r}",
             hooks,
             spin_us=0 if crowded else 20,

@@ -268,5 +268,5 @@ def _outcome(runtime: Runtime, failure: BaseException | None) -> Result:
         if error is failure or isinstance(failure, ServiceGoneError):
             raise error
         spec = runtime.vertices[note.vertex]
-        failure.add_note(f"mpiml: {spec.role}/{spec.index} failed too: {error!r}")
+        failure.add_note(f"mpiml: {spec.title} failed too: {error!r}")
     raise failure

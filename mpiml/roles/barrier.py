@@ -296,7 +296,7 @@ def _holders(node: Any) -> dict[int, str]:
                 continue
             one = isinstance(handle, Handle)
             if me.index in ([handle.index] if one else handle.indices(me.replicas)):
-                found[vertex.id] = f"{vertex.role}/{vertex.index}"
+                found[vertex.id] = vertex.title
     return found
 
 

@@ -32,7 +32,7 @@ class Publisher:
         self._to_all = self._topic.deliver != ROUND_ROBIN
         self._turns = itertools.count()
         node = vertices[outgoing.vertex]
-        self._about = f"{end.topic!r}: put() of {node.role}/{node.index}"
+        self._about = f"{end.topic!r}: put() of {node.title}"
 
     @property
     def dropped(self) -> int:
@@ -162,7 +162,7 @@ class Publisher:
             v.id for v in chosen(to, [self._vertices[link.vertex] for link in links], where)
         }
         if not found:
-            there = sorted({f"{v.role}/{v.index}" for v in map(self._node, links)})
+            there = sorted({v.title for v in map(self._node, links)})
             raise UsageError(
                 f"{where}: expected one of {', '.join(there) or 'no subscribers'}, got {to!r}"
             )
@@ -188,7 +188,7 @@ class Subscriber:
         self._names = [f"{vertices[p].role}/{vertices[p].index}" for p in incoming.publishers]
         self._scope = current_scope(required=False)
         node = vertices[incoming.subscription.vertex]
-        self._about = f"{end.topic!r}: a message for {node.role}/{node.index}"
+        self._about = f"{end.topic!r}: a message for {node.title}"
 
     @property
     def dropped(self) -> dict[str, int]:

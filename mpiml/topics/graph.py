@@ -197,7 +197,7 @@ def subscriptions(
         number = end.topic.number
         if own is not None and end.topic not in own:
             raise UsageError(
-                f"{vertex.role}/{vertex.index}: {end!r}: expected a topic of the same program, got "
+                f"{vertex.title}: {end!r}: expected a topic of the same program, got "
                 "one of another. Make it with the `topic` of the program that the node is added to."
             )
         topics[number] = end.topic
@@ -230,7 +230,7 @@ def subscriptions(
 def _heard(end: End, vertex: Vertex, publishers: Sequence[Vertex]) -> tuple[int, ...]:
     """Return the publishers that a subscriber hears."""
     source: Any = end.source
-    who = f"{vertex.role}/{vertex.index}"
+    who = vertex.title
     if callable(source):
         source = source(vertex.index, vertex.replicas)
     heard = (
@@ -246,7 +246,7 @@ def _heard(end: End, vertex: Vertex, publishers: Sequence[Vertex]) -> tuple[int,
 
 def _named(vertices: Sequence[Vertex]) -> str:
     """Return the names of some nodes; of many only the first."""
-    names = [f"{v.role}/{v.index}" for v in vertices]
+    names = [v.title for v in vertices]
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 

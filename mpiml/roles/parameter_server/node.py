@@ -180,7 +180,7 @@ def _filters(filters: Iterable[Any], where: str, pull: bool) -> tuple[Any, ...]:
             f"{name}: expected a list of filters of mpiml.filters, got {filters!r}"
         ) from None
     if found:
-        from mpiml.roles.parameter_server.filtering.coders import check_filters
+        from mpiml.roles.parameter_server.filtering.rules import check_filters
 
         check_filters(found, name, pull)
     return found

@@ -49,10 +49,6 @@ class _Request:
         self.value: Any = None
 
 
-def _title(vertex: Any) -> str:
-    return f"{vertex.role}/{vertex.index}"
-
-
 class Shard:
     """Holds a part of the parameters. Made by `mpiml.ParameterServerNode`; called by its clients."""
 
@@ -78,12 +74,12 @@ class Shard:
         self._decider: Decider | None = None
         self._others: list[Any] = []
         if here == 0:
-            names = [_title(runtime.vertices[vertex]) for vertex in workers]
+            names = [runtime.vertices[vertex].title for vertex in workers]
             self._decider = Decider(settings.consistency, names)
             role = [v for v in runtime.vertices if v.role_index == node.spec.role_index]
             self._others = [runtime.client(v.id, node) for v in role[1:]]
         self._waiters = Waiters(runtime.engine)
-        node.ending.append(self._waiters.end)
+        node.at_end.append(self._waiters.end)
         self._pushing: dict[int, deque[int]] = {}  # of each worker, pushes that wait
         self._publish()
         node.leaving.append(self._close)

@@ -23,11 +23,8 @@ from mpiml.filters import (
     SignificantlyModified,
     ZeroSuppression,
 )
-from mpiml.roles.parameter_server.filtering.coders import (
-    PullEncoder,
-    PushEncoder,
-    check_filters,
-)
+from mpiml.roles.parameter_server.filtering.coders import PullEncoder, PushEncoder
+from mpiml.roles.parameter_server.filtering.rules import check_filters
 
 ALL = (
     KKT(1, 0.25),

@@ -18,12 +18,11 @@ from numpy.typing import NDArray
 from mpiml.errors import UsageError
 from mpiml.filters import KKT, Compressed, RandomSkip, SignificantlyModified
 from mpiml.roles.parameter_server.filtering.ends import Decoder, Encoder
-from mpiml.roles.parameter_server.filtering.rules import check_filters
 from mpiml.roles.parameter_server.filtering.stages import Coder
 from mpiml.roles.parameter_server.filtering.wire import Entries, out_of_step
 from mpiml.roles.parameter_server.store import Sparse, summed
 
-__all__ = ["PullDecoder", "PullEncoder", "PushDecoder", "PushEncoder", "check_filters"]
+__all__ = ["PullDecoder", "PullEncoder", "PushDecoder", "PushEncoder"]
 
 
 class PushEncoder(Encoder):
