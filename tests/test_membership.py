@@ -20,7 +20,9 @@ class Fakes:
         monkeypatch.setattr("mpiml.membership.time", types.SimpleNamespace(monotonic=self.now))
         self.said = []
         self.asked = []
-        self.members = [types.SimpleNamespace(id=i, title=f"a/{i}") for i in range(4)]
+        self.members = [
+            types.SimpleNamespace(id=i, role="a", index=i, title=f"a/{i}") for i in range(4)
+        ]
         self.runtime = types.SimpleNamespace(
             ranks=[0, 1, 2, 3], name="fake", done=False, say=self.said.append,
             engine=types.SimpleNamespace(closed=False, rank=0, wait=self.wait),
