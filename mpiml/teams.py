@@ -118,7 +118,7 @@ class Teams:
         """Close the teams, once all bodies have ended. Collective; their communicators stay."""
         if not self._teams:
             return
-        from mpiml.collectives.desk import drain
+        from mpiml.collectives.notes import drain
 
         for _, team in sorted(self._teams.items()):
             team.spoiled = self.runtime.ending.failed  # in the midst of a collective, perhaps

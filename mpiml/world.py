@@ -332,10 +332,9 @@ class World:
         if self._closed:
             return
         self._closed = True
-        # made in any order
-        teams = [] if spoiled else [comm for _, comm in sorted(self._teams.items())]
-        roles = (*teams, *self.roles.values(), *self.folded.values())
-        for comm in (*roles, self.user_comm, self.engine_comm):
+        teams = [comm for _, comm in sorted(self._teams.items())]  # made in any order
+        collectives = [] if spoiled else [*teams, *self.folded.values()]
+        for comm in (*collectives, *self.roles.values(), self.user_comm, self.engine_comm):
             if comm != MPI.COMM_NULL:
                 comm.Free()
         self.roles.clear()

@@ -155,6 +155,7 @@ FLOORS = {
             "mpiml.collectives.requests",
             "mpiml.collectives.room",
         ],
+        ["mpiml.collectives.notes"],
         ["mpiml.collectives.desk"],
         ["mpiml.collectives.team"],
         [

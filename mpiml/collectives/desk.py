@@ -1,8 +1,7 @@
 """Where the members of a process tell the other processes of their team in what they wait.
 
-Nothing is sent, and nothing is made, before a wait has lasted or the process ends. Messages go
-through MPI, small and nonblocking, from whichever thread waits; `mpiml.collectives.ledger` and
-`mpiml.collectives.leavers` have what they say.
+Nothing is sent, and nothing is made, before a wait has lasted or the process ends. What is told
+goes by notes; `mpiml.collectives.ledger` and `mpiml.collectives.leavers` have what they say.
 """
 
 import contextlib
@@ -11,7 +10,6 @@ import itertools
 import sys
 import threading
 import time
-from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any, Final
@@ -19,14 +17,14 @@ from typing import Any, Final
 from mpiml.collectives.labels import mismatch
 from mpiml.collectives.leavers import PATIENCE, Leavers, is_farewell
 from mpiml.collectives.ledger import Ledger, Post
-from mpiml.collectives.messages import keep, rest
+from mpiml.collectives.messages import rest
+from mpiml.collectives.notes import DESK, notes_of
 from mpiml.config import Config
 from mpiml.errors import RankFailedError, ServiceGoneError, UsageError
 
-__all__ = ["BROKEN", "Look", "drain", "leave"]
+__all__ = ["BROKEN", "Look", "leave"]
 
 BROKEN: Final = "broken"  #: in a room's `shared`: why its team can make nothing any more
-_TAG: Final = 1  # of the team's communicator, where nothing else is sent from rank to rank
 _TEXT: Final = 900  # bytes of a text: a message stays so small that sending it waits for nobody
 _ERROR: Final = 3000  # and of the error
 _HOW: Final = 300  # characters of how a program has ended
@@ -127,11 +125,11 @@ class _Desk:
     """A process's `Ledger`, and its messages."""
 
     def __init__(self, team: Any) -> None:
-        self._comm: Any = team.comm if team.comm is not None and team.comm.size > 1 else None
+        self._notes = notes_of(team)
         self._shared = team.room.shared
         self._lock = threading.Lock()
         self.numbers = itertools.count(1)
-        processes = range(1 if self._comm is None else self._comm.size)
+        processes = range(1 if self._notes is None else team.comm.size)
         members: list[list[int]] = [[] for _ in processes]
         for member, rank in enumerate(team.ranks):
             members[rank].append(member)
@@ -144,10 +142,6 @@ class _Desk:
         self._ledger = Ledger(members, team.rank, say)
         self._here = team.rank
         self._leavers = Leavers(len(processes), self._here)
-        self.sent_to = [0] * len(processes)  # how many messages to each process
-        self.received = 0
-        self._sent: list[tuple[Any, bytes]] = []
-        self._coming: list[tuple[int, Any, bytearray]] = []
 
     def look(self, members: Sequence[int], post: Post, text: str) -> None:
         """Note that members wait; raise the error that ends the wait."""
@@ -163,7 +157,7 @@ class _Desk:
                 self._shared[BROKEN] = ended[0]
             # What others wait for: it is small, so this takes no time.
             limit = now + _SETTLED
-            while self._unsent() and time.monotonic() < limit:
+            while self._notes is not None and self._notes.unsent() and time.monotonic() < limit:
                 time.sleep(_STEP)
         raise UsageError(ended[0])
 
@@ -185,7 +179,6 @@ class _Desk:
                     self._receive()
                     now = time.monotonic()
                 self._send(self._leavers.give_up(how))
-            keep(self._sent)
 
     def settle(self, members: Sequence[int], post: Post, text: str) -> None:
         """Look until the error has come, if one is to be expected."""
@@ -199,62 +192,25 @@ class _Desk:
             return self._ledger.suspects(post)
 
     def _send(self, messages: Sequence[tuple[int, bytes]]) -> None:
-        if not messages or self._comm is None:
-            return
-        from mpi4py import MPI
-
-        self._unsent()
-        for process, message in messages:
-            request = self._comm.Isend([message, MPI.BYTE], process, _TAG)
-            self._sent.append((request, message))
-            self.sent_to[process] += 1
-
-    def _unsent(self) -> bool:
-        self._sent = [sent for sent in self._sent if not sent[0].Test()]
-        return bool(self._sent)
+        if self._notes is not None:
+            for process, message in messages:
+                self._notes.send(process, DESK, message)
 
     def _receive(self) -> None:
-        if self._comm is None:
+        if self._notes is None:
             return
-        from mpi4py import MPI
-
-        status = MPI.Status()
-        while self._comm.Iprobe(MPI.ANY_SOURCE, _TAG, status):
-            source, memory = status.Get_source(), bytearray(status.Get_count(MPI.BYTE))
-            request = self._comm.Irecv([memory, MPI.BYTE], source, _TAG)
-            self._coming.append((source, request, memory))
-            self.received += 1
-        while self._coming and self._coming[0][1].Test():
-            source, _, memory = self._coming.pop(0)
-            message = bytes(memory)
+        for source, message in self._notes.take(DESK):
             if is_farewell(message):
                 self._send(self._leavers.receive(message))
             else:
                 self._send(self._ledger.receive(source, message))
-
-    def close(self) -> None:
-        """Take in what nobody will ask for any more. Local."""
-        if self._comm is None:
-            return
-        from mpi4py import MPI
-
-        if MPI.Is_finalized():
-            return
-        with self._lock:
-            self._receive()
-            if self._unsent() or self._coming:
-                keep((self._sent, self._coming))
-            self._comm = None
 
 
 def _desk_of(team: Any) -> _Desk | None:
     """Return the desk of this process, made once; None where members compare nothing."""
     desk: _Desk | None = team.room.shared.get("desk")
     if desk is None and Config.read().check:
-        made = _Desk(team)
-        desk = team.room.shared.setdefault("desk", made)
-        if desk is made:
-            team.closes(made.close)
+        desk = team.room.shared.setdefault("desk", _Desk(team))
     return desk
 
 
@@ -280,48 +236,3 @@ def leave(team: Any) -> None:
         how = f"{how} with {text[:_HOW]}"
     above = "" if error is None else " (its own traceback is above)"
     desk.leave(f"{how}, and will never come{above}", error, _patience())
-
-
-def drain(team: Any, seconds: float) -> bool:
-    """Take in the messages of the desks that are still on their way.
-
-    Collective over the processes of the team, once all its waits are over. An MPI gives the
-    next communicator the number of one that is freed, and with it what is left there.
-
-    Parameters
-    ----------
-    team
-        The members.
-    seconds : float
-        How long the others have to come.
-
-    Returns
-    -------
-    bool
-        Whether nothing is left; else the communicator must stay.
-    """
-    comm = team.comm
-    if comm is None or comm.size == 1:
-        return True
-    from mpi4py import MPI
-
-    desk: _Desk | None = team.room.shared.get("desk")
-    sent = array("q", [0] * comm.size if desk is None else desk.sent_to)
-    coming = array("q", [0] * comm.size)
-    taken = 0 if desk is None else desk.received
-    request = comm.Ialltoall([sent, MPI.INT64_T], [coming, MPI.INT64_T])
-    status, told = MPI.Status(), False
-    begun = time.monotonic()
-    while True:
-        told = told or request.Test()
-        while comm.Iprobe(MPI.ANY_SOURCE, _TAG, status):
-            memory = bytearray(status.Get_count(MPI.BYTE))
-            comm.Recv([memory, MPI.BYTE], status.Get_source(), _TAG)
-            taken += 1
-        if told and taken >= sum(coming):
-            return True
-        waited = time.monotonic() - begun
-        if waited > seconds:
-            keep((request, sent, coming))
-            return False
-        rest(waited)

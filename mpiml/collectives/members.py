@@ -6,8 +6,9 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from mpiml.collectives.desk import drain, leave
+from mpiml.collectives.desk import leave
 from mpiml.collectives.messages import Waiting, complete
+from mpiml.collectives.notes import drain
 from mpiml.collectives.over import GUESTS, OVER
 from mpiml.collectives.requests import end_with_mpi
 from mpiml.collectives.room import Room

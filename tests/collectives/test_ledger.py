@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 import mpiml
 from mpiml.collectives import Bucket, allreduce, messages
 from mpiml.collectives.ledger import Ledger, Post, out_of_step
-from mpiml.collectives.members import team_of
 from mpiml.errors import ServiceGoneError, UsageError
 from tests.collectives.everywhere import everywhere, modes
 from tests.collectives.together import outcomes
@@ -407,26 +406,3 @@ def test_no_check_no_error(monkeypatch):
             return True
 
     assert outcomes(2, body) == [True, True]
-
-
-@pytest.mark.mpi(min_size=2)
-def test_messages_of_desks_do_not_outlive_their_communicator():
-    """An MPI may give the number of a communicator that was freed to the next one."""
-    from mpi4py import MPI
-
-    from mpiml.collectives.desk import _desk_of
-
-    world = MPI.COMM_WORLD
-    for _ in range(20):
-        own = world.Dup()
-        team = team_of(own, "the test")
-        if world.rank:  # where one has never waited for long, others may have
-            desk = _desk_of(team)
-            others = [rank for rank in range(world.size) if rank != world.rank]
-            desk._send([(rank, b'["ask", 1, false]') for rank in others])
-        own.Free()
-        after = [world.Dup() for _ in range(3)]
-        world.Barrier()
-        assert not any(comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG) for comm in after)
-        for comm in after:
-            comm.Free()

@@ -9,17 +9,15 @@ over when the communicator is freed.
 
 import itertools
 import json
-import secrets
 import threading
 import time
 from typing import Any, Final
 
-from mpiml.collectives.messages import keep
+from mpiml.collectives.notes import FAREWELLS, notes_of
 from mpiml.collectives.team import PlainHooks, Team
 
 __all__ = ["Door", "Farewells", "farewells_of"]
 
-_TAG: Final = 2  # of the team's communicator; 1 is that of `mpiml.collectives.desk`
 _WHO: Final = (
     200  # characters of a name: a message stays so small that sending waits for nobody
 )
@@ -27,7 +25,6 @@ _STEP: Final = 0.001
 _ENDING: Final = 5.0  # s, that requests under way have to end when the communicator is freed
 _FREEING: Final = 10.0  # s, that others have to free it too
 _CLOSING: Final = 0.5  # s, that they have where it stays
-_OPENING: Final = "opening a way between hosts"
 _FREED: Final = "the communicator has been freed; free it after the last operation"
 
 
@@ -100,7 +97,7 @@ class Farewells:
     """
 
     def __init__(self, team: Team) -> None:
-        self._comm = team.comm
+        self._notes = notes_of(team)
         self._limit = _FREEING if isinstance(team.hooks, PlainHooks) else _CLOSING
         self._lock = threading.Lock()
         self._numbers: dict[int, Any] = {}  # by member
@@ -108,9 +105,7 @@ class Farewells:
         self._doors: dict[int, list[Door]] = {}
         self._lanes: dict[int, Any] = {}
         self._heard: dict[int, tuple[int, str]] = {}  # by channel: operations done, who
-        self._token = ""  # the same on all members, and another for each team
         self._due = 0  # farewells that will come yet
-        self._sent: list[tuple[Any, bytes]] = []
         self.ended = ""  #: why nothing goes any more
 
     def open(self, team: Team, lane: Any, stripes: bool) -> Door:
@@ -133,8 +128,6 @@ class Farewells:
                 peers.append(team.ranks[members[place]])
             mates = sorted({team.ranks[i] for i in team.local} - {team.rank})
         door = Door(self, team, lane, peers, mates)
-        if team.index not in self._numbers:  # its first channel
-            self._token = team.share(secrets.token_hex(4).encode(), _first, _OPENING)
         with self._lock:
             door.number = next(self._numbers.setdefault(team.index, itertools.count(1)))
             self._last = max(self._last, door.number)
@@ -161,37 +154,19 @@ class Farewells:
             if not rest:
                 self._doors.pop(door.number, None)
                 self._heard.pop(door.number, None)
-            if self._comm is None or not _running():
+            if self._notes is None:
                 return
-            from mpi4py import MPI
-
             lane = door.lane.number if door.lane is not None and door.lane.broken else 0
-            self._unsent()
             for process, first in door.telling():
                 if not first and who == door.own:
                     continue  # that is seen in the host's memory
                 lost = lane if first else 0
-                said = json.dumps([self._token, door.number, done, lost, first, who[:_WHO]])
-                message = said.encode()
-                request = self._comm.Isend([message, MPI.BYTE], process, _TAG)
-                self._sent.append((request, message))
-
-    def _unsent(self) -> bool:
-        self._sent = [sent for sent in self._sent if not sent[0].Test()]
-        return bool(self._sent)
+                said = json.dumps([door.number, done, lost, first, who[:_WHO]])
+                self._notes.send(process, FAREWELLS, said.encode())
 
     def _receive(self) -> None:
-        if self._comm is None or not _running():
-            return
-        from mpi4py import MPI
-
-        status = MPI.Status()
-        while self._comm.Iprobe(MPI.ANY_SOURCE, _TAG, status):
-            memory = bytearray(status.Get_count(MPI.BYTE))
-            self._comm.Recv([memory, MPI.BYTE], status.Get_source(), _TAG)
-            token, *said = json.loads(memory)
-            if token == self._token:  # else of a communicator before, whose number came again
-                self._take(*said)
+        for _, text in () if self._notes is None else self._notes.take(FAREWELLS):
+            self._take(*json.loads(text))
 
     def _take(self, number: int, done: int, lane: int, first: bool, who: str) -> None:
         self._due -= first
@@ -216,26 +191,18 @@ class Farewells:
         for door in doors:
             door.close()
         self._until(self._complete, self._limit)
-        with self._lock:
-            if self._sent:
-                keep(self._sent)
-            self._comm = None
 
     def _complete(self) -> bool:
         if not _running():
             return True
         with self._lock:
             self._receive()
-            return not self._unsent() and self._due <= 0
+            return self._due <= 0
 
     def _until(self, done: Any, seconds: float) -> None:
         limit = time.monotonic() + seconds
         while not done() and time.monotonic() < limit:
             time.sleep(_STEP)
-
-
-def _first(said: list[bytes]) -> str:
-    return said[0].decode()
 
 
 def _running() -> bool:

@@ -15,6 +15,7 @@ from mpiml.collectives.neighbors.edges import Edges, edges_of, topology_at
 from mpiml.collectives.neighbors.exchange import exchange_of
 from mpiml.collectives.neighbors.leaves import Leaves
 from mpiml.collectives.neighbors.reducing import meeting_of, mixed
+from mpiml.collectives.notes import drain
 from mpiml.collectives.room import Room
 from mpiml.collectives.team import Hooks, Team
 from mpiml.errors import MpimlError, ServiceGoneError, UsageError
@@ -24,6 +25,7 @@ __all__ = ["hierarchical_neighbor_allreduce"]
 
 _WHERE = "hierarchical_neighbor_allreduce"
 _KEY = "home of neighbours"
+_CLOSING = 10.0  # s, that the other processes of the host have to come to its end
 _PLANS = 256  # topologies whose edges a home keeps
 _RESULT, _ERROR, _GONE = b"\0", b"\1", b"\2"
 
@@ -251,7 +253,7 @@ class _Lease:
             self.comm.Set_name(f"mpiml host of {team.title}")
             self.comm.Set_errhandler(MPI.ERRORS_RETURN)
 
-    def give_back(self, spoiled: bool) -> None:
+    def give_back(self, host: Team, spoiled: bool) -> None:
         """Free the communicator, unless members of this process still have it."""
         with self._lock:
             self._users -= 1
@@ -259,7 +261,7 @@ class _Lease:
                 return
             from mpi4py import MPI
 
-            if not spoiled and not MPI.Is_finalized():
+            if not spoiled and not MPI.Is_finalized() and drain(host, _CLOSING):
                 self.comm.Free()
 
 
@@ -284,7 +286,7 @@ def _host_team(team: Team) -> Team | None:
     def close() -> None:
         host.spoiled = team.spoiled
         host.close()
-        lease.give_back(team.spoiled)
+        lease.give_back(host, team.spoiled)
 
     team.closes(close)
     return host if len(local) > 1 else None
