@@ -258,13 +258,16 @@ def test_at_most_concurrency_methods_run_at_once(mode, limit):
         def __init__(self):
             self.lock = threading.Lock()
             self.inside = self.most = 0
+            self.full = threading.Event()
 
         def work(self):
             with self.lock:
                 self.inside += 1
                 self.most = max(self.most, self.inside)
-            sys.getswitchinterval()
-            threading.Event().wait(0.002)
+                if self.inside == limit:
+                    self.full.set()
+            assert self.full.wait(LIMIT)  # all that may come do
+            threading.Event().wait(0.002)  # and no other one
             with self.lock:
                 self.inside -= 1
 
