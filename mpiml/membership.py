@@ -15,7 +15,7 @@ from mpiml.driver import Sleeper
 from mpiml.errors import ServiceGoneError, Stopped, UsageError
 from mpiml.hosting import FAILED, RUNS, STOPPED, HostedNode
 from mpiml.scope import Scope, scope_here
-from mpiml.survey import thread_frames, where
+from mpiml.survey import stack_above, thread_frames, where
 from mpiml.waits import Wait
 
 __all__ = ["RoleHooks", "State"]
@@ -279,9 +279,7 @@ def _waits_for_request(frame: FrameType | None) -> bool:
     """Tell whether a thread waits for a collective that goes on in the background."""
     from mpiml.collectives.requests import Request
 
-    while frame is not None and frame.f_code is not Request.wait.__code__:
-        frame = frame.f_back
-    return frame is not None
+    return any(each.f_code is Request.wait.__code__ for each in stack_above(frame))
 
 
 def _few(names: list[str]) -> str:

@@ -5,7 +5,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,15 @@ from mpiml.wire import WAITS, WAITS_QUERY, Frame
 if TYPE_CHECKING:
     from traceback import FrameSummary
 
-__all__ = ["Survey", "callback_stack", "coroutines_of", "stack_of", "thread_frames", "where"]
+__all__ = [
+    "Survey",
+    "callback_stack",
+    "coroutines_of",
+    "stack_above",
+    "stack_of",
+    "thread_frames",
+    "where",
+]
 
 _HERE = os.path.dirname(__file__)
 _LIBRARY = os.path.dirname(os.__file__)
@@ -29,15 +37,27 @@ def where(frame: FrameType | None) -> str:
     Frames of installed packages (a decorator of torch) are passed over, unless there are no
     others: the user's program may be one.
     """
-    installed = None
-    while frame is not None and not _is_own(frame.f_code.co_filename):
-        if installed is None and _is_users(frame.f_code.co_filename):
-            installed = frame
-        frame = frame.f_back
-    frame = frame or installed
-    if frame is None:
+    found = None
+    for each in stack_above(frame):
+        if _is_own(each.f_code.co_filename):
+            found = each
+            break
+        if found is None and _is_users(each.f_code.co_filename):
+            found = each
+    if found is None:
         return "no user code"
-    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno} in {frame.f_code.co_name}"
+    return f"{os.path.basename(found.f_code.co_filename)}:{found.f_lineno} in {found.f_code.co_name}"
+
+
+def stack_above(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield a frame, and those it was called from.
+
+    The thread may run on meanwhile. What Python 3.11 names then as the caller need not be a
+    frame at all; there it ends.
+    """
+    while isinstance(frame, FrameType):
+        yield frame
+        frame = frame.f_back
 
 
 def _is_users(file: str) -> bool:

@@ -33,6 +33,7 @@ def test_where_finds_the_line_of_user_code():
         "test_where_finds_the_line_of_user_code"
     )
     assert where(None) == "no user code"
+    assert where(types.CellType(1)) == "no user code"  # seen as the caller of a frame
 
 
 @pytest.mark.parametrize("folder", ["site-packages/torch/utils", "dist-packages/torch"])
