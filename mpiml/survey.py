@@ -55,7 +55,7 @@ def stack_above(frame: FrameType | None) -> Iterator[FrameType]:
     The thread may run on meanwhile. What Python 3.11 names then as the caller need not be a
     frame at all; there it ends.
     """
-    while isinstance(frame, FrameType):
+    while frame is not None and hasattr(frame, "f_code"):
         yield frame
         frame = frame.f_back
 
