@@ -18,13 +18,12 @@ from mpiml.collectives.labels import mismatch
 from mpiml.collectives.leavers import PATIENCE, Leavers, is_farewell
 from mpiml.collectives.ledger import Ledger, Post
 from mpiml.collectives.messages import rest
-from mpiml.collectives.notes import DESK, notes_of
+from mpiml.collectives.notes import BROKEN, DESK, notes_of
 from mpiml.config import Config
 from mpiml.errors import RankFailedError, ServiceGoneError, UsageError
 
-__all__ = ["BROKEN", "Look", "leave"]
+__all__ = ["Look", "leave"]
 
-BROKEN: Final = "broken"  #: in a room's `shared`: why its team can make nothing any more
 _TEXT: Final = 900  # bytes of a text: a message stays so small that sending it waits for nobody
 _ERROR: Final = 3000  # and of the error
 _HOW: Final = 300  # characters of how a program has ended

@@ -14,8 +14,9 @@ from typing import Any, Final
 
 from mpiml.collectives.messages import adopt, keep, rest
 
-__all__ = ["DESK", "FAREWELLS", "Notes", "drain", "notes_of"]
+__all__ = ["BROKEN", "DESK", "FAREWELLS", "Notes", "drain", "notes_of"]
 
+BROKEN: Final = "broken"  #: in a room's `shared`: why its team can make nothing any more
 DESK: Final = 1  #: the tag of `mpiml.collectives.desk`
 FAREWELLS: Final = 2  #: and of `mpiml.collectives.hosts.farewells`
 _KEY: Final = "notes"
@@ -166,7 +167,11 @@ def notes_of(team: Any) -> Notes | None:
 def drain(team: Any, seconds: float) -> bool:
     """Take in the notes of a team that are on their way, before its communicator is freed.
 
-    Collective over the processes of the team, once all its waits are over. As `Notes.close`.
+    Collective over the processes of the team, once all its waits are over. As `Notes.close`; but
+    where an exchange was left halfway, processes have not begun the same collectives of MPI, and
+    may begin no other one: the communicator stays.
     """
     notes = notes_of(team)
-    return notes is None or notes.close(seconds)
+    if notes is None:
+        return True
+    return BROKEN not in team.room.shared and notes.close(seconds)

@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
-from mpiml.collectives.desk import BROKEN, Look
+from mpiml.collectives.desk import Look
 from mpiml.collectives.labels import kind_of, mismatch
 from mpiml.collectives.messages import Waiting, exchange_bytes
+from mpiml.collectives.notes import BROKEN
 from mpiml.collectives.requests import Request, Worker
 from mpiml.collectives.room import Room
 from mpiml.errors import MpimlError, RankFailedError, ServiceGoneError, UsageError

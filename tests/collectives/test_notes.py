@@ -1,13 +1,16 @@
 """Notes: they come in order, and none outlives its communicator, however a program ends."""
 
 from contextlib import nullcontext
+from functools import partial
 
+import numpy as np
 import pytest
 
 import mpiml
+from mpiml.collectives import Bucket, allreduce
 from mpiml.collectives.members import team_of
-from mpiml.collectives.notes import DESK, FAREWELLS, notes_of
-from mpiml.errors import RemoteError
+from mpiml.collectives.notes import DESK, FAREWELLS, Notes, notes_of
+from mpiml.errors import RemoteError, UsageError
 from tests.collectives.together import together
 
 pytestmark = pytest.mark.mpi(min_size=2)
@@ -106,3 +109,16 @@ def test_notes_do_not_outlive_a_program(tag, fails, factor):
         with pytest.raises((KeyError, RemoteError)) if fails else nullcontext():
             mpiml.launch(program, comm=world)
         assert nothing_is_left(world)
+
+
+def test_where_members_were_out_of_step_nothing_is_begun_before_it_is_freed(monkeypatch):
+    """Not all have begun the same collectives of MPI: no other one can be made sense of."""
+    from mpi4py import MPI
+
+    own = MPI.COMM_WORLD.Dup()
+    allreduce(np.ones(4), comm=own)
+    makes, reduces = partial(Bucket, own, np.zeros(5)), partial(allreduce, np.ones(4), comm=own)
+    with pytest.raises(UsageError):
+        (reduces if own.rank else makes)()
+    monkeypatch.setattr(Notes, "close", lambda *_: pytest.fail("a collective was begun"))
+    own.Free()
