@@ -158,7 +158,7 @@ class Server:
         return False
 
     def work(self, task: Task | None = None, until: Wait | None = None) -> None:
-        """Run calls on this thread, until the server stops or `until` is ready."""
+        """Run calls on this thread, until the server stops, or `until` is ready or about to be."""
         scope = MethodScope(self)
         token = enter(scope)
         ticket = _Ticket(self.owner.title)
@@ -176,7 +176,8 @@ class Server:
                     if task is not None:
                         self._running -= 1
                         self._busy -= 1
-                    if self._stopping or (until is not None and until.ready):
+                    # not `until.ready` alone: `wake` comes first, and does not come again
+                    if self._stopping or (until is not None and (until.ready or self.ending)):
                         self._kick()
                         return
                     ticket.task = task = None

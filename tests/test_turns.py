@@ -187,3 +187,22 @@ def test_a_task_counts_from_the_queue_to_its_end_on_every_way():
     server.work(None, ended)
     assert counts == [0, 1, 2, 0]
     assert server.active == 0
+
+
+def test_a_stop_that_comes_while_a_task_runs_is_not_slept_through():
+    """The servers are woken before anybody can see that the program has stopped."""
+
+    class Sleepless(Engine):
+        def wait(self, ticket, deadline, scope):
+            raise AssertionError("it rests, and nobody wakes it again")
+
+    class Ending:
+        def run(self, server, scope):
+            server.wake()  # as a thread that drives meanwhile does
+
+    server = Server(Sleepless(), Owner(), 1)
+    with server.lock:
+        server._running += 1
+        server._busy += 1
+    server.work(Ending(), Wait("the end"))
+    assert (server.active, server.running) == (0, 0)
