@@ -65,7 +65,7 @@ class Notes:
             At most some 4 KiB.
         """
         with self._lock:
-            if self._open():
+            if self.open:
                 self._sent()
                 request = self._comm.Isend([text, self._byte], process, tag)
                 self._under_way.append((request, text))
@@ -74,7 +74,7 @@ class Notes:
     def unsent(self) -> bool:
         """Return whether any is still in the sender's memory."""
         with self._lock:
-            return self._open() and not self._sent()
+            return self.open and not self._sent()
 
     def _sent(self) -> bool:
         self._under_way = [note for note in self._under_way if not note[0].Test()]
@@ -83,7 +83,7 @@ class Notes:
     def take(self, tag: int) -> list[tuple[int, bytes]]:
         """Return what has come: each note with the rank of its sender, in the order it sent them."""
         with self._lock:
-            return self._take(tag) if self._open() else []
+            return self._take(tag) if self.open else []
 
     def _take(self, tag: int) -> list[tuple[int, bytes]]:
         comm, status, coming = self._comm, self._status, self._coming[tag]
@@ -98,7 +98,9 @@ class Notes:
         self.received += len(found)
         return found
 
-    def _open(self) -> bool:
+    @property
+    def open(self) -> bool:
+        """Whether notes still go: not after `close`, nor after MPI has ended."""
         if self._comm is None:
             return False
         from mpi4py import MPI
@@ -121,7 +123,7 @@ class Notes:
             Whether nothing is left; else the communicator must stay.
         """
         with self._lock:
-            if not self._open():
+            if not self.open:
                 return False
             done = self._until_all_are_here(seconds)
             self._comm = None

@@ -185,7 +185,7 @@ class Subscriber:
     def __init__(self, incoming: Incoming, end: End, vertices: Sequence[Vertex]) -> None:
         self._incoming = incoming
         self._topic = end.topic
-        self._names = [f"{vertices[p].role}/{vertices[p].index}" for p in incoming.publishers]
+        self._names = [vertices[p].title for p in incoming.publishers]
         self._scope = current_scope(required=False)
         node = vertices[incoming.subscription.vertex]
         self._about = f"{end.topic!r}: a message for {node.title}"

@@ -3,8 +3,8 @@
 Members of one host see it in their memory. Between hosts whoever has a lane tells the others
 that have it, by a small message; those that wait look for such messages. A farewell says how
 many operations its sender has taken part in, so that what it still sends for the last of them
-may arrive later. For each channel every one comes from every other one, once, so none is left
-over when the communicator is freed.
+may arrive later. For each channel every one comes from every other one, once: whoever closes
+waits for them, to know which lanes are broken before it frees one.
 """
 
 import itertools
@@ -193,7 +193,7 @@ class Farewells:
         self._until(self._complete, self._limit)
 
     def _complete(self) -> bool:
-        if not _running():
+        if self._notes is None or not self._notes.open:
             return True
         with self._lock:
             self._receive()
@@ -203,12 +203,6 @@ class Farewells:
         limit = time.monotonic() + seconds
         while not done() and time.monotonic() < limit:
             time.sleep(_STEP)
-
-
-def _running() -> bool:
-    from mpi4py import MPI
-
-    return bool(MPI.Is_initialized() and not MPI.Is_finalized())
 
 
 def farewells_of(team: Team) -> Farewells:
