@@ -1,13 +1,12 @@
 """What a program consists of: roles and their members, units, and vertices when expanded."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from mpiml.errors import UsageError
 from mpiml.nodes import Node
-from mpiml.settings import FILL, Fill, Placement, Settings
+from mpiml.settings import FILL, Placement, Settings
 
-__all__ = ["Member", "Role", "Unit", "Vertex", "arguments", "expand"]
+__all__ = ["Member", "Role", "Unit", "Vertex", "arguments"]
 
 
 class Member(NamedTuple):
@@ -91,60 +90,3 @@ def arguments(node: Node) -> Iterator[tuple[str, Any]]:
     """Yield what a node was given, with the names that messages use."""
     yield from ((f"argument {i}", value) for i, value in enumerate(node.args))
     yield from ((f"argument {name}=", value) for name, value in node.kwargs.items())
-
-
-def expand(
-    roles: Sequence[Role], units: Sequence[Unit], numbers: Sequence[int], where: str
-) -> list[Vertex]:
-    """Return the vertices: units in order, their replicas in order, the roles of each in order.
-
-    Parameters
-    ----------
-    roles, units : sequence of Role, of Unit
-        Of one program.
-    numbers : sequence of int
-        Replicas of each unit.
-    where : str
-        Which program, for the message.
-
-    Raises
-    ------
-    UsageError
-        The numbers do not fit the units.
-    """
-    if len(units) != len(numbers):
-        raise UsageError(f"{where} has {len(units)} units, got replicas for {len(numbers)}")
-    vertices: list[Vertex] = []
-    for position, (unit, number) in enumerate(zip(units, numbers, strict=True)):
-        if number < 1 or (unit.replicas != FILL and unit.replicas != number):
-            raise UsageError(
-                f"{where}, {unit.label!r}: expected {unit.replicas!r} replicas, got {number}"
-            )
-        members = {index: _spread(roles[index], number) for index in unit.roles}
-        for replica in range(number):
-            for index in unit.roles:
-                node, settings, _ = members[index][replica]
-                vertex = Vertex(
-                    id=len(vertices),
-                    role_index=index,
-                    role=roles[index].label,
-                    index=replica,
-                    replicas=number,
-                    unit=(position, replica),
-                    node=node,
-                    concurrency=settings.concurrency,
-                    allow=settings.allow,
-                    daemon=settings.daemon,
-                    on_failure=settings.on_failure,
-                )
-                vertices.append(vertex)
-    return vertices
-
-
-def _spread(role: Role, number: int) -> list[Member]:
-    """Return the member behind each index of a role."""
-    return [
-        member
-        for member in role.members
-        for _ in range(number if isinstance(member.replicas, Fill) else member.replicas)
-    ]

@@ -8,6 +8,8 @@ machine starts too many threads and slows its neighbours and itself.
 
 import os
 import struct
+from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -276,7 +278,7 @@ class Hosts:
         Number of ranks.
     """
 
-    __slots__ = ("_devices", "_place", "rows", "size")
+    __slots__ = ("_devices", "_hosts", "rows", "size")
 
     def __init__(self, facts: Sequence[Facts], host_size: int | None = None) -> None:
         self.size = len(facts)
@@ -284,6 +286,7 @@ class Hosts:
         for rank, fact in enumerate(facts):
             groups.setdefault((fact.name, fact.machine), []).append(rank)
         rows: list[Row] = []
+        alike_once: dict[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]] = {}
         self._devices: list[tuple[tuple[int, int], ...]] = [()] * self.size
         for (name, _), ranks in groups.items():
             step = host_size or len(ranks)
@@ -295,17 +298,16 @@ class Hosts:
                 low, high = (len(alike) * k // len(parts) for k in (i, i + 1))
                 mine = {key for key in pool if key[0] in part} | set(alike[low:high])
                 for rank in part:
-                    self._devices[rank] = tuple(
-                        key for key in _keys(rank, facts[rank]) if key in mine
-                    )
+                    seen = tuple(key for key in _keys(rank, facts[rank]) if key in mine)
+                    self._devices[rank] = alike_once.setdefault(seen, seen)
                 label = name if len(parts) == 1 else f"{name}/{i}"
                 share = max(1, cores * len(part) // len(ranks))
                 rows.append(Row(label, tuple(part), share, len(mine)))
         self.rows = tuple(sorted(rows, key=lambda row: row.ranks[0]))
-        self._place = [(0, 0)] * self.size
+        self._hosts = array("i", bytes(4 * self.size))  # lasts, on each rank: 4 bytes a rank
         for host, row in enumerate(self.rows):
-            for local, rank in enumerate(row.ranks):
-                self._place[rank] = (host, local)
+            for rank in row.ranks:
+                self._hosts[rank] = host
 
     @classmethod
     def of_sizes(cls, sizes: Sequence[int], cores: int = 1, gpus: int = 0) -> "Hosts":
@@ -324,7 +326,7 @@ class Hosts:
 
     def host_of(self, rank: int) -> int:
         """Return the index in `rows` of a rank's host."""
-        return self._place[rank][0]
+        return self._hosts[rank]
 
     def name_of(self, rank: int) -> str:
         """Return the name of a rank's host."""
@@ -332,7 +334,7 @@ class Hosts:
 
     def local_rank(self, rank: int) -> int:
         """Return a rank's number among the ranks of its host."""
-        return self._place[rank][1]
+        return bisect_left(self.rows[self._hosts[rank]].ranks, rank)
 
     def local_size(self, rank: int) -> int:
         """Return how many ranks a rank's host has."""

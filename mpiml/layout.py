@@ -123,18 +123,16 @@ def split_layers(
         replicas of the role share ranks.
     """
     replicas: dict[int, int] = {}
-    members: dict[int, list[int]] = {}
+    members: dict[int, dict[int, None]] = {}  # by role its ranks, each once, in their order
     for vertex in vertices:
-        held = members.setdefault(vertex.role_index, [])
         replicas[vertex.role_index] = replicas.get(vertex.role_index, 0) + 1
-        if ranks[vertex.id] not in held:
-            held.append(ranks[vertex.id])
+        members.setdefault(vertex.role_index, {})[ranks[vertex.id]] = None
     layers: list[tuple[set[int], list[int]]] = []
     for role, held in sorted(members.items()):
         if len(held) == 1 < replicas[role]:
             continue  # threads of one process need none
         for taken, roles in layers:
-            if not taken & set(held):
+            if taken.isdisjoint(held):
                 taken.update(held)
                 roles.append(role)
                 break
@@ -147,5 +145,6 @@ def split_layers(
             splits.append((-1, -1, 0, False))
         else:
             held = members[mine]
-            splits.append((mine, mine, held.index(me), len(held) < replicas[mine]))
+            key = next(place for place, rank in enumerate(held) if rank == me)
+            splits.append((mine, mine, key, len(held) < replicas[mine]))
     return splits

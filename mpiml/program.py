@@ -16,6 +16,7 @@ from mpiml.nodes import Colocation, Node
 from mpiml.settings import FILL, Placement, Settings, check_label, check_replicas
 from mpiml.topics.graph import ALL, ROUND_ROBIN, Topic, subscriptions
 from mpiml.topics.policy import LATEST, Policy, as_policy
+from mpiml.vertices import Vertices, expand
 
 __all__ = ["FILL", "Member", "Placement", "Program", "Role", "Unit", "Vertex"]
 
@@ -188,7 +189,7 @@ class Program:
                 member.node.state = "launched"
         self._launched = True
 
-    def expand(self, replicas_per_unit: Sequence[int]) -> list[Vertex]:
+    def expand(self, replicas_per_unit: Sequence[int]) -> Vertices:
         """Return all nodes, once it is known how many each unit has.
 
         Parameters
@@ -198,8 +199,9 @@ class Program:
 
         Returns
         -------
-        list of Vertex
-            Units in order, their replicas in order, and the roles of each in order.
+        sequence of Vertex
+            Units in order, their replicas in order, and the roles of each in order; each made
+            when it is looked at.
 
         Raises
         ------
@@ -209,7 +211,7 @@ class Program:
             The numbers do not fit the units.
         """
         where = f"Program {self.name!r}"
-        vertices = graph.expand(self.roles, self.units, replicas_per_unit, where)
+        vertices = expand(self.roles, self.units, replicas_per_unit, where)
         checks.check_indices(self, replicas_per_unit)
         subscriptions(vertices, self.topics)  # says what is wrong with them
         return vertices

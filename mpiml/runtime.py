@@ -28,6 +28,7 @@ from mpiml.teams import Teams
 from mpiml.topics.ends import ends_of
 from mpiml.topics.exchange import Topics
 from mpiml.topics.quiet import Quiet
+from mpiml.vertices import Vertices
 from mpiml.waits import Wait
 
 __all__ = ["Runtime", "Settings"]
@@ -55,7 +56,7 @@ class Runtime:
     def __init__(
         self,
         name: str,
-        vertices: Sequence[Vertex],
+        vertices: Vertices,
         ranks: Sequence[int],
         engine: Engine,
         hosts: Any,
@@ -78,15 +79,12 @@ class Runtime:
         self.on_left: Callable[[HostedNode], None] | None = None
         self._gpus = gpus
         self._threads: list[threading.Thread] = []
-        self._index = {(v.role_index, v.index): v.id for v in vertices}
-        self._roles: dict[int, list[Vertex]] = {}
-        for vertex in vertices:
-            self._roles.setdefault(vertex.role_index, []).append(vertex)
         bodies = sum(has_body(v.node) and not v.daemon for v in vertices)
         self.failures = Failures(self)
         self.ending = Ending(engine, bodies, self.failures.on_stop)
         self._bodies_left = Wait("the bodies of this rank")
-        self.nodes = [HostedNode(self, v) for v in vertices if ranks[v.id] == engine.rank]
+        here = (vertex for vertex, rank in enumerate(ranks) if rank == engine.rank)
+        self.nodes = [HostedNode(self, vertices[vertex]) for vertex in here]
         self._scopes: list[Scope] = [node.scope for node in self.nodes]
         self.router = Router(engine)
         self.router.servers = {node.vertex: node.server for node in self.nodes}
@@ -95,8 +93,8 @@ class Runtime:
         for node in self.nodes:
             self.ending.members[node.vertex] = node
             if node.spec.index == 0 and node.spec.replicas > 1:
-                role = self._roles[node.spec.role_index]
-                self.ending.add_role(node.vertex, [(v.id, ranks[v.id]) for v in role])
+                role = vertices.ids_of(node.spec.role_index)
+                self.ending.add_role(node.vertex, [(v, ranks[v]) for v in role])
         self.topics = Topics(engine, vertices, ranks, ends_of(vertices), hosts.host_of)
         self.quiet = Quiet(self)
         self.boards = Boards(engine, lambda first: vertices[first].replicas)
@@ -109,12 +107,10 @@ class Runtime:
 
         def resolve(handle: Any) -> Any:
             if isinstance(handle, Handle):
-                return self.client(self._index[handle.role_index, handle.index], node)
-            role = self._roles[handle.role_index]
+                return self.client(self.vertices.ids_of(handle.role_index)[handle.index], node)
+            role = self.vertices.ids_of(handle.role_index)
             chosen = handle.indices(len(role))
-            return ClientGroup(
-                [self.client(self._index[handle.role_index, i], node) for i in chosen]
-            )
+            return ClientGroup([self.client(role[i], node) for i in chosen])
 
         return resolve
 
@@ -142,7 +138,7 @@ class Runtime:
 
     def first_of(self, spec: Vertex) -> tuple[int, int]:
         """Return vertex and rank of the first node of a role."""
-        first = self._index[spec.role_index, 0]
+        first = self.vertices.ids_of(spec.role_index)[0]
         return first, self.ranks[first]
 
     # -- what a context shows ------------------------------------------------------------------
@@ -163,7 +159,7 @@ class Runtime:
 
     def role_comm(self, spec: Vertex) -> Any:
         """Return the communicator of a role, or raise `PlacementError`."""
-        held = {self.ranks[v.id] for v in self._roles[spec.role_index]}
+        held = {self.ranks[v] for v in self.vertices.ids_of(spec.role_index)}
         if len(held) < spec.replicas:
             raise missing_ranks(spec.role, spec.replicas, len(held))
         return self._alone() if self.world is None else self.world.roles[spec.role_index]

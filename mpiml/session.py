@@ -3,7 +3,8 @@
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple
 
@@ -21,10 +22,11 @@ from mpiml.output import Output, check_folder
 from mpiml.payload import pack_error
 from mpiml.program import Program
 from mpiml.reporting import reporting
-from mpiml.roles.placement import Plan
 from mpiml.runtime import Runtime, Settings
+from mpiml.started import refuse_start, refuse_world
 from mpiml.survey import Survey
 from mpiml.tracebacks import remote_text
+from mpiml.vertices import Vertices
 from mpiml.wire import STOP
 
 __all__ = ["Job", "default_comm", "log", "run_session"]
@@ -108,7 +110,8 @@ def default_comm() -> Any:
     Raises
     ------
     UsageError
-        Inside a node of a program that runs on MPI: a launch there says on which ranks.
+        Inside a node of a program that runs on MPI: a launch there says on which ranks. Or the
+        launcher is not one for this MPI.
     """
     comm = None
     if "mpi4py.MPI" in sys.modules:
@@ -116,7 +119,8 @@ def default_comm() -> Any:
 
         if MPI.Is_initialized() and not MPI.Is_finalized() and MPI.COMM_WORLD.size > 1:
             comm = MPI.COMM_WORLD
-    if comm is None and Config.read_foreign().launcher is None:
+    where = Config.read_foreign()
+    if comm is None and where.launcher is None:
         return None
     if _busy:
         raise UsageError(
@@ -127,7 +131,9 @@ def default_comm() -> Any:
     if comm is None:
         from mpiml import world
 
+        refuse_start(where, world.described())
         comm = world.start()
+        refuse_world(where, world.described(), comm.size)
     return comm
 
 
@@ -151,6 +157,8 @@ def _claimed(comm: Any) -> Iterator[None]:
         raise UsageError(
             "mpiml.launch: expected an intracommunicator, got an intercommunicator. Merge() it."
         )
+    if comm.size == 1 and comm == MPI.COMM_WORLD:
+        refuse_world(Config.read_foreign(), MPI.Get_library_version(), 1)
     with _claiming:
         if any(comm == other for other in _busy):
             raise UsageError(
@@ -216,9 +224,10 @@ class _Meeting(NamedTuple):
     """What all ranks know once they have met; equal on all, but for `shared`."""
 
     name: str
-    vertices: Any
-    ranks: list[int]
-    plan: Plan
+    vertices: Vertices
+    ranks: Sequence[int]
+    gpus: dict[tuple[int, int], tuple[int, ...]]
+    notes: tuple[str, ...]
     hosts: Any
     config: Config
     world: Any = None
@@ -247,8 +256,8 @@ def _meet(job: Job) -> _Meeting:
         job.threads, config.host_size,
     )  # fmt: skip
     vertices = program.expand(plan.replicas)
-    ranks = [plan.ranks[v.unit[0]][v.unit[1]] for v in vertices]
-    meeting = _Meeting(program.name, vertices, ranks, plan, hosts, config)
+    ranks = array("i", vertices.owners(plan.ranks))  # lasts, on each rank: 4 bytes a node
+    meeting = _Meeting(program.name, vertices, ranks, plan.gpus, plan.notes, hosts, config)
     if comm is None:
         return meeting
     from mpiml.linking import share
@@ -270,7 +279,7 @@ def _set_up(stack: ExitStack, job: Job, meeting: _Meeting, held: list[Runtime]) 
     engine = Engine(rank, size, (config.window_messages, config.window_bytes), log, spin)
     runtime = Runtime(
         meeting.name, meeting.vertices, meeting.ranks, engine, hosts, meeting.world,
-        meeting.plan.gpus, job.settings,
+        meeting.gpus, job.settings,
     )  # fmt: skip
     held.append(runtime)
     if comm is not None:
@@ -280,7 +289,7 @@ def _set_up(stack: ExitStack, job: Job, meeting: _Meeting, held: list[Runtime]) 
             settle_cores(hosts.threads_per_rank(rank))
         engine.connect(link(meeting.world, engine, *meeting.shared))
         if rank == 0:
-            for note in meeting.plan.notes:
+            for note in meeting.notes:
                 log(note)
     stack.callback(engine.close)
     stack.callback(guard_fork(lambda: _disown(runtime)))

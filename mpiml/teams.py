@@ -64,9 +64,9 @@ class Teams:
                 f"{node.title}: the program has ended, and its teams with it"
             )
         rank, hosts = runtime.engine.rank, runtime.hosts
-        members = [v for v in runtime.vertices if v.role_index == spec.role_index]
+        members = [runtime.vertices[v] for v in runtime.vertices.ids_of(spec.role_index)]
         ranks = [runtime.ranks[v.id] for v in members]
-        holders = list(dict.fromkeys(ranks))
+        holders = {rank: place for place, rank in enumerate(dict.fromkeys(ranks))}
         hooks = RoleHooks(self, node, members)
         comm = None
         if len(holders) > 1:
@@ -81,7 +81,7 @@ class Teams:
         crowded = hosts.oversubscribed(rank) or here > hosts.rows[host].cores
         return Team(
             spec.index,
-            [holders.index(r) for r in ranks],
+            [holders[r] for r in ranks],
             [hosts.host_of(r) for r in ranks],
             comm,
             room,

@@ -328,7 +328,14 @@ def test_expand_numbers_every_node_once(shape):
     assert len(vertices) == sum(width * count for width, count in shape)
     keys = [(vertex.role_index, vertex.index) for vertex in vertices]
     assert len(set(keys)) == len(keys)
-    assert vertices == sorted(vertices, key=lambda v: (v.unit, v.role_index))
+    assert list(vertices) == sorted(vertices, key=lambda v: (v.unit, v.role_index))
+    assert [vertices[i] for i in range(len(vertices))] == list(vertices)
+    assert vertices[-1] == vertices[len(vertices) - 1] == vertices[-1:][0]
+    for role in range(len(program.roles)):
+        ids = vertices.ids_of(role)
+        assert [(vertices[i].role_index, vertices[i].index) for i in ids] == [
+            (role, index) for index in range(len(ids))
+        ]
     for vertex in vertices:
         assert vertex.role == program.roles[vertex.role_index].label
         assert vertex.replicas == program.roles[vertex.role_index].replicas
