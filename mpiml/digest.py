@@ -97,17 +97,35 @@ def first_difference(lines_of_ranks: Sequence[Sequence[tuple[str, str]]]) -> str
         other 3 ranks``; empty where all are equal. Most ranks are right, on a tie the
         lowest.
     """
-    tables = [dict(lines) for lines in lines_of_ranks]
+    tables = _tables(lines_of_ranks)
     names: dict[str, None] = {}
-    for table in sorted(tables, key=lambda table: -tables.count(table)):
+    for table, _ in sorted(tables, key=lambda one: (-len(one[1]), one[1])):
         names.update(dict.fromkeys(table))
     for name in names:
         groups: dict[str, list[int]] = {}
-        for rank, table in enumerate(tables):
-            groups.setdefault(table.get(name, _ABSENT), []).append(rank)
+        for table, ranks in tables:
+            groups.setdefault(table.get(name, _ABSENT), []).extend(ranks)
         if len(groups) > 1:
-            return _difference(name, groups)
+            return _difference(name, {text: sorted(ranks) for text, ranks in groups.items()})
     return ""
+
+
+def _tables(
+    lines_of_ranks: Sequence[Sequence[tuple[str, str]]],
+) -> list[tuple[dict[str, str], list[int]]]:
+    """Return the tables that differ, each with its ranks; of many ranks most share one list."""
+    alike: dict[int, list[int]] = {}
+    for rank, lines in enumerate(lines_of_ranks):
+        alike.setdefault(id(lines), []).append(rank)
+    tables: list[tuple[dict[str, str], list[int]]] = []
+    for ranks in alike.values():
+        table = dict(lines_of_ranks[ranks[0]])
+        same = next((held for other, held in tables if other == table), None)
+        if same is None:
+            tables.append((table, ranks))
+        else:
+            same.extend(ranks)
+    return [(table, sorted(ranks)) for table, ranks in tables]
 
 
 def stable_hash(value: Any) -> int:

@@ -63,16 +63,23 @@ class Record(NamedTuple):
         return (head + self.facts.pack()).ljust(SIZE, b"\0")
 
     @classmethod
-    def unpack(cls, data: bytes, rank: int = 0) -> "Record":
-        """Take the bytes of one rank apart."""
+    def unpack(
+        cls, data: bytes | memoryview, rank: int = 0, seen: dict[Any, Any] | None = None
+    ) -> "Record":
+        """Take the bytes of one rank apart; what stands in `seen` already is not made again."""
+        seen = {} if seen is None else seen
         if data[0] != VERSION:
             raise UsageError(
                 f"mpiml: expected handshake version {VERSION} on all ranks, got {data[0]} from "
                 f"rank {rank}. Install the same mpiml everywhere."
             )
         _, state, attached, status, role, digest_, token = _HEAD.unpack_from(data)
-        facts = Facts.unpack(data[_HEAD.size : _HEAD.size + FACTS_SIZE])
-        return cls(state, status, role if attached else None, digest_, facts, token)
+        raw = bytes(data[_HEAD.size : _HEAD.size + FACTS_SIZE])
+        facts = seen.get(raw)
+        if facts is None:
+            facts = seen[raw] = Facts.unpack(raw)
+        same = seen.setdefault(digest_, digest_)
+        return cls(state, status, role if attached else None, same, facts, token)
 
 
 def alone(attached: int | None) -> Record:
@@ -119,49 +126,56 @@ def exchange(
         usage = isinstance(error, UsageError)
         own = own._replace(state=USAGE if usage else FAULT, status=2 if usage else 1)
     answers = _world().exchange_record(comm, own.pack())
-    records = [Record.unpack(data, rank) for rank, data in enumerate(answers)]
+    # Ranks of a host tell much the same: kept once, 10,000 ranks are not 10,000 sets of cores.
+    seen: dict[Any, Any] = {}
+    records = [Record.unpack(data, rank, seen) for rank, data in enumerate(answers)]
     failed = [rank for rank, record in enumerate(records) if record.state != READY]
     if failed:
         raise _failure(comm, error, failed[0], "built")
     if len({record.digest for record in records}) > 1:
-        _compare(comm, lines)
+        _compare(comm, lines, [record.digest for record in records])
     return records
 
 
 def agree(comm: Any, error: BaseException | None) -> None:
     """Raise on all ranks what one has raised while it set itself up.
 
-    Collective over `comm`: one allgather of a byte if all is well.
+    Collective over `comm`: one reduction of a number if all is well.
 
     Raises
     ------
     BaseException
         As in `exchange`.
     """
-    answers = _world().exchange_record(comm, bytes((error is not None,)))
-    failed = [rank for rank, answer in enumerate(answers) if answer[0]]
-    if failed:
-        raise _failure(comm, error, failed[0], "started")
+    first = _world().lowest(comm, comm.size if error is None else comm.rank)
+    if first < comm.size:
+        raise _failure(comm, error, first, "started")
 
 
-def _compare(comm: Any, lines: Sequence[tuple[str, str]]) -> None:
-    """Find the first difference. Collective over `comm`.
+def _compare(comm: Any, lines: Sequence[tuple[str, str]], digests: Sequence[bytes]) -> None:
+    """Find the first difference. Collective over `comm`: one rank for each digest tells its lines.
 
     A module that only some ranks have imported is none: a body may import where it runs, and
     the next program of the same process must not fail for it.
     """
-    joined = _BETWEEN.join(f"{name}{_INSIDE}{value}" for name, value in lines)
+    speakers: dict[bytes, int] = {}
+    for rank, found in enumerate(digests):
+        speakers.setdefault(found, rank)
+    joined = ""
+    if comm.rank == speakers[digests[comm.rank]]:
+        joined = _BETWEEN.join(f"{name}{_INSIDE}{value}" for name, value in lines)
     answers = _world().exchange_text(comm, joined.encode(errors="backslashreplace"))
     everything = [
-        [_pair(line) for line in data.decode(errors="replace").split(_BETWEEN)]
-        for data in answers
+        [_pair(line) for line in answers[rank].decode(errors="replace").split(_BETWEEN)]
+        for rank in speakers.values()
     ]
     common = set.intersection(*({name for name, _ in ranks} for ranks in everything))
     kept = [
         [line for line in ranks if line[0] in common or not line[0].startswith("file ")]
         for ranks in everything
     ]
-    difference = first_difference(kept)
+    numbers = {found: number for number, found in enumerate(speakers)}
+    difference = first_difference([kept[numbers[found]] for found in digests])
     if difference:
         raise GraphMismatchError(
             f"expected all ranks to build the same program, but {difference}. Let nothing "
@@ -186,7 +200,7 @@ def _failure(comm: Any, error: BaseException | None, rank: int, doing: str) -> B
             packed = pack_error(RemoteError(f"{type(error).__name__}: {str(error)[:1000]}"))
         trace = text.encode(errors="backslashreplace")[-_MOST:]
         data = _ERROR.pack(packed.encoding, len(trace)) + trace + bytes(packed.body)
-    data = _world().exchange_text(comm, data)[rank]
+    data = _world().spread(comm, data, rank)
     if error is None:
         encoding, length = _ERROR.unpack_from(data)
         start = _ERROR.size
@@ -199,6 +213,6 @@ def _failure(comm: Any, error: BaseException | None, rank: int, doing: str) -> B
 
 def _world() -> Any:
     """Import what needs MPI: earlier, mpi4py.MPI would be imported without initialising MPI."""
-    from mpiml import world
+    from mpiml import exchanges
 
-    return world
+    return exchanges

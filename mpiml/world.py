@@ -11,7 +11,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from itertools import accumulate
 from typing import Any
 
 from mpi4py import rc
@@ -24,14 +23,14 @@ from mpi4py import MPI  # noqa: E402
 
 rc.initialize = _initialize
 
+from mpiml import threads  # noqa: E402
 from mpiml.errors import UsageError  # noqa: E402
 
 __all__ = [
     "World",
     "attached",
     "check_threads",
-    "exchange_record",
-    "exchange_text",
+    "described",
     "finish",
     "library",
     "own_duplicate",
@@ -46,18 +45,17 @@ _QUIRKS = {"OMPI_MCA_osc": "^ucx", "OMPI_MCA_mpi_yield_when_idle": "true"}
 _started_by: int | None = None  # the process that initialised MPI here, if it was we
 _given_up = False  # whether a program has left communication behind that nobody will complete
 _FIRST = 1.0  # s, that rank 0, which shows what went wrong, is ahead in ending the job
-_MOST = (1 << 31) - 1  # bytes; the counts and offsets of Allgatherv are 32-bit numbers
 
 
 def start() -> MPI.Intracomm:
     """Initialise MPI with full thread support, if nobody has, and return COMM_WORLD.
 
-    Collective over COMM_WORLD.
+    Collective over COMM_WORLD. Where the library has less, rank 0 says so, and it goes on.
 
     Raises
     ------
     UsageError
-        If MPI was finalised already, or runs without ``MPI_THREAD_MULTIPLE``.
+        If MPI was finalised already, or runs with ``MPI_THREAD_SINGLE``.
     """
     global _started_by
     if MPI.Is_finalized():
@@ -67,6 +65,11 @@ def start() -> MPI.Intracomm:
             MPI.Init_thread(MPI.THREAD_MULTIPLE)
         _started_by = os.getpid()
         atexit.register(finish)
+        if MPI.Query_thread() < MPI.THREAD_MULTIPLE and MPI.COMM_WORLD.rank == 0:
+            sys.stderr.write(
+                f"mpiml: {library()} gives {threads.name(_level())}, so the main thread "
+                "of each rank makes all calls of MPI; docs/inside.md says what is missing then\n"
+            )
     check_threads()
     return MPI.COMM_WORLD
 
@@ -84,15 +87,25 @@ def _quirks() -> Iterator[None]:
 
 
 def check_threads() -> None:
-    """Refuse an MPI that was started without full thread support."""
-    level = MPI.Query_thread()
-    if level < MPI.THREAD_MULTIPLE:
-        names = {0: "SINGLE", 1: "FUNNELED", 2: "SERIALIZED"}
+    """Note the thread level of MPI; refuse one, or a thread, with which nothing works.
+
+    Raises
+    ------
+    UsageError
+        MPI is finalised, runs with ``MPI_THREAD_SINGLE``, or this thread may not call it.
+    """
+    if MPI.Is_finalized():
         raise UsageError(
-            f"mpiml: expected MPI_THREAD_MULTIPLE, got MPI_THREAD_{names.get(level, level)} from "
-            f"{library()}. Initialise MPI with MPI_Init_thread(MPI_THREAD_MULTIPLE); mpi4py does "
-            "so unless mpi4py.rc says otherwise. Lower levels come with mpiml.poll()."
+            "mpiml: MPI has been finalised in this process; use mpiml before MPI.Finalize()"
         )
+    threads.settle(_level(), MPI.Is_thread_main(), library())
+
+
+def _level() -> int:
+    """Return the thread level of MPI, as `mpiml.threads` numbers them. Local."""
+    levels = (MPI.THREAD_SINGLE, MPI.THREAD_FUNNELED, MPI.THREAD_SERIALIZED)
+    level = MPI.Query_thread()
+    return levels.index(level) if level in levels else threads.MULTIPLE
 
 
 def finish(status: int = 1) -> None:
@@ -131,39 +144,14 @@ def _abort(comm: MPI.Comm, status: int) -> None:
     os._exit(status)
 
 
+def described() -> str:
+    """Return all that the MPI library says of itself; may be asked before `start`. Local."""
+    return MPI.Get_library_version()
+
+
 def library() -> str:
     """Return name and version of the MPI library, on one line."""
     return MPI.Get_library_version().split("\n")[0].split(",")[0].strip("\0 ")
-
-
-def exchange_record(comm: MPI.Intracomm, record: bytes) -> list[bytes]:
-    """Give every rank the fixed-size `record` of each rank. Collective over `comm`."""
-    size = len(record)
-    everything = bytearray(size * comm.size)
-    comm.Allgather([record, MPI.BYTE], [everything, MPI.BYTE])
-    return [bytes(everything[i * size : (i + 1) * size]) for i in range(comm.size)]
-
-
-def exchange_text(comm: MPI.Intracomm, text: bytes) -> list[bytes]:
-    """Give every rank the bytes of each rank. Collective over `comm`.
-
-    Raises
-    ------
-    UsageError
-        On every rank, if they are over 2 GiB together.
-    """
-    lengths = exchange_record(comm, len(text).to_bytes(8, "little"))
-    sizes = [int.from_bytes(length, "little") for length in lengths]
-    *starts, total = accumulate(sizes, initial=0)
-    if total > _MOST:
-        raise UsageError(
-            f"mpiml: expected at most {_MOST} bytes from all ranks to compare their programs or "
-            f"to tell their errors, got {total}, the most of them from rank "
-            f"{sizes.index(max(sizes))}. Let nodes load large arguments themselves."
-        )
-    everything = bytearray(total)
-    comm.Allgatherv([text, MPI.BYTE], [everything, sizes, starts, MPI.BYTE])
-    return [bytes(everything[s : s + n]) for s, n in zip(starts, sizes, strict=True)]
 
 
 _keyval: int | None = None
@@ -175,6 +163,8 @@ def attached(comm: MPI.Intracomm, make: Callable[[MPI.Intracomm], Any]) -> Any:
     Collective over `comm`, if `make` is. What is made has a ``close()``.
     """
     global _keyval
+    if MPI.Is_finalized():
+        check_threads()
     if _keyval is None:
         _keyval = MPI.Comm.Create_keyval(delete_fn=lambda comm, keyval, value: value.close())
     found = comm.Get_attr(_keyval)

@@ -44,6 +44,7 @@ def together(monkeypatch):
     class World:
         exchange_record = staticmethod(lambda comm, data: comm.give(data))
         exchange_text = exchange_record
+        spread = staticmethod(lambda comm, data, root: comm.give(data)[root])
 
     monkeypatch.setattr(handshake, "_world", lambda: World)
 
@@ -133,6 +134,27 @@ def test_a_module_of_two_contents_is_a_difference(together):
     late = [[LINES[0], ("file late.py", f"{n} bytes"), *LINES[1:]] for n in (5, 6)]
     out, _ = together(late)
     assert all("file late.py" in str(error) for error in out)
+
+
+def test_of_many_ranks_one_for_each_program_tells_its_lines(together, monkeypatch):
+    told = []
+    give = FakeRank.give
+
+    def listen(self, data):
+        told.append(len(data))
+        return give(self, data)
+
+    monkeypatch.setattr(FakeRank, "give", listen)
+    out, _ = together([changed(2, "4") if rank % 3 else LINES for rank in range(9)])
+    assert "is 3 on ranks 0, 3, 6, and 4 on the other 6 ranks" in str(out[5])
+    assert sorted(n > 0 for n in told if n != SIZE) == [False] * 7 + [True] * 2
+
+
+def test_facts_of_ranks_that_are_alike_are_kept_once(together):
+    (records, *_), _ = together([LINES] * 6)
+    assert len({id(record.facts) for record in records}) == 1
+    assert len({id(record.digest) for record in records}) == 1
+    assert len({record.token for record in records}) == 6
 
 
 def test_text_that_is_no_utf8_is_compared_too(together):

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 FLOORS = {
     "words": [
         ["mpiml.errors", "mpiml._native"],
-        ["mpiml.real", "mpiml.whole"],
+        ["mpiml.real", "mpiml.threads", "mpiml.whole"],
         ["mpiml.seconds"],
         ["mpiml.asked", "mpiml.config", "mpiml.later", "mpiml.settings"],
         ["mpiml.lazily"],
@@ -94,9 +94,13 @@ FLOORS = {
         ["mpiml.roles.cache"],
         ["mpiml.roles.reservoir_policy"],
     ],
-    "world": [["mpiml.world"]],
+    "world": [["mpiml.world"], ["mpiml.exchanges"]],
     "faults": [["mpiml.ancestors", "mpiml.progress"], ["mpiml.faults"], ["mpiml.output"]],
-    "engine": [["mpiml.credit", "mpiml.driver", "mpiml.transport"], ["mpiml.engine"]],
+    "engine": [
+        ["mpiml.funnel", "mpiml.seat"],
+        ["mpiml.credit", "mpiml.driver", "mpiml.polling", "mpiml.transport"],
+        ["mpiml.engine"],
+    ],
     "collectives": [
         [
             "mpiml.collectives.arrivals",
@@ -159,7 +163,7 @@ FLOORS = {
             "mpiml.collectives.requests",
             "mpiml.collectives.room",
         ],
-        ["mpiml.collectives.notes"],
+        ["mpiml.collectives.funneled", "mpiml.collectives.notes"],
         ["mpiml.collectives.desk"],
         ["mpiml.collectives.team"],
         [
@@ -299,7 +303,14 @@ FLOORS = {
         ],
         ["mpiml.teams"],
         ["mpiml.runtime"],
-        ["mpiml.handshake", "mpiml.layout", "mpiml.linking", "mpiml.reporting", "mpiml.result"],
+        [
+            "mpiml.claims",
+            "mpiml.handshake",
+            "mpiml.layout",
+            "mpiml.linking",
+            "mpiml.reporting",
+            "mpiml.result",
+        ],
         ["mpiml.session"],
         ["mpiml.launch", "mpiml.testing"],
     ],

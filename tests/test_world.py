@@ -102,7 +102,7 @@ def test_a_rank_that_cannot_map_the_memory_is_left_out_by_the_others():
 
 @pytest.mark.mpi(min_size=2)
 def test_exchanges_give_every_rank_all_bytes():
-    from mpiml.world import exchange_record, exchange_text
+    from mpiml.exchanges import exchange_record, exchange_text, lowest, spread
 
     comm, made = world()
     assert exchange_record(comm, bytes([comm.rank, 7])) == [
@@ -110,13 +110,16 @@ def test_exchanges_give_every_rank_all_bytes():
     ]
     texts = [b"x" * (1000 * rank) for rank in range(comm.size)]
     assert exchange_text(comm, texts[comm.rank]) == texts
+    assert lowest(comm, 10 - comm.rank) == 11 - comm.size
+    for root in range(comm.size):
+        assert spread(comm, texts[comm.rank], root) == texts[root]
     made.close()
 
 
 @pytest.mark.mpi(min_size=2)
 def test_too_much_text_is_refused_on_all_ranks(monkeypatch):
     import mpiml
-    from mpiml import world as module
+    from mpiml import exchanges as module
 
     comm, made = world()
     monkeypatch.setattr(module, "_MOST", 100)
