@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from mpiml.launch import Result, attach, launch
     from mpiml.nodes import Colocation, PyClassNode, PyNode, ServiceNode
     from mpiml.payload import give
+    from mpiml.polling import poll
     from mpiml.program import Placement, Program
     from mpiml.readiness import wait_until_ready
     from mpiml.references import Deferred, Handle
@@ -71,6 +72,7 @@ __all__ = [
     "gather",
     "give",
     "launch",
+    "poll",
     "stable_hash",
     "wait",
     "wait_until_ready",
@@ -99,6 +101,7 @@ _HOME = {
     "gather": "futures",
     "give": "payload",
     "launch": "launch",
+    "poll": "polling",
     "stable_hash": "digest",
     "wait": "futures",
     "wait_until_ready": "readiness",

@@ -8,6 +8,7 @@ from mpiml.errors import Stopped, UsageError
 from mpiml.scope import Scope, enter
 from mpiml.server import Request, Server
 from mpiml.turns import MethodScope
+from mpiml.waits import Wait
 from mpiml.wire import FLAG_STREAM
 
 __all__ = ["Loop", "is_async", "start_async"]
@@ -89,11 +90,18 @@ class Loop:
         box: list[Any] = []
         gate = threading.Event()
 
+        engine = scope.owner.runtime.engine
+        over = Wait(f"{self._title}: its coroutine")
+
         def done(result: Any, error: BaseException | None) -> None:
             box.extend((result, error))
             gate.set()
+            if engine.home:
+                engine.fulfil(over)
 
         self.submit(coroutine, scope, done)
+        if engine.home:  # nobody drives but this thread
+            engine.wait(over, None, None)
         gate.wait()
         result, error = box
         if error is not None:

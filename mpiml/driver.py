@@ -6,44 +6,34 @@ user code computes and nobody waits, a helper thread takes the seat. It starts o
 whole tick without a driver, so a service that answers short calls in a row never shares its
 interpreter lock with it.
 
-In a process without MPI there is no link and no driver: waiting is waiting for a lock.
+In a process without MPI there is no link and no driver: waiting is waiting for a lock. Where one
+thread makes all calls of MPI (`mpiml.funnel`), only that thread takes the seat, in its waits and in
+`poll`; there is no helper, and all others wait for what it hands out.
 """
 
-import contextlib
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from mpiml import _native
+from mpiml import _native, threads
 from mpiml.callbacks import callbacks
 from mpiml.errors import ServiceGoneError, Stopped, UsageError
+from mpiml.funnel import DRIVERS, drive
 from mpiml.scope import Scope
+from mpiml.seat import Sleeper, nap, release
 from mpiml.waits import Wait
 
 __all__ = ["Driver", "Sleeper"]
 
 _TICK = 0.001  # seconds that the helper waits for somebody else to drive
 _QUIET_TICKS = 20  # ticks with a driver that stays, until the helper sleeps
+_FRAMES = 64  # that one `poll` takes in at most
 _TURNS = 16  # looks after a ring, before its message is given up for now
 _BUSY_SPIN = 0.002  # seconds to watch a transfer without a pause
-_LONG_US, _SHORT_US, _BUSY_US = 4000, 1000, 20  # naps: silent for a second, else, in a transfer
 
 _stuck: list[Any] = []  # links that a thread still polls: their memory must not go
-
-
-class Sleeper:
-    """A thread asleep in the engine, for the report of who waits for whom."""
-
-    __slots__ = ("deadline", "scope", "since", "thread", "wait")
-
-    def __init__(self, wait: Any, scope: Scope | None, deadline: float | None) -> None:
-        self.wait = wait
-        self.scope = scope
-        self.deadline = deadline
-        self.since = time.monotonic()
-        self.thread = threading.get_ident()
 
 
 class Driver:
@@ -55,13 +45,22 @@ class Driver:
         This rank.
     spin_us
         How long a waiting thread spins before it sleeps; 0 where ranks outnumber cores.
+
+    Attributes
+    ----------
+    home
+        Identity of the one thread that drives; 0 where any may.
+    ended_by
+        What every wait raises once the driver is closed, if there is a reason to tell.
     """
 
     def __init__(self, rank: int, spin_us: int) -> None:
         self.rank = rank
         self.spin_us = spin_us
         self.link: Any = None
+        self.home = 0
         self.closed = False
+        self.ended_by: Exception | None = None
         self.sleepers: dict[int, Sleeper] = {}
         self.on_broken: Callable[[BaseException], None] = lambda error: None
         self._seat = threading.Lock()
@@ -74,15 +73,22 @@ class Driver:
         self._helper_park = threading.Lock()
         self._helper_parked = False
         self._departures = 0
-        self._home = 0
+        self._inner = False  # whether home drives programs around this one
+        self._slack = 0  # the thread whose timer slack was changed
         self.stuck = False  # a thread polls that did not come back: nothing may be freed
         self._helper: threading.Thread | None = None
 
     def connect(self, link: Any) -> None:
-        """Take `link` as the way to the other ranks and start the helper thread."""
+        """Take `link` as the way to the other ranks; start the helper, where threads may drive."""
         self.link = link
         _native.set_timer_slack(1000)  # ns: else a sleep of 20 us takes 70; threads inherit it
-        self._home = threading.get_ident()
+        self._slack = threading.get_ident()
+        self.home = getattr(link, "home", 0)
+        if self.home:
+            threads.come_home()
+            self._inner = bool(DRIVERS)
+            DRIVERS.append(self)
+            return
         self._helper_park.acquire()
         self._helper = threading.Thread(target=self._help, name="mpiml-helper", daemon=True)
         self._helper.start()
@@ -102,7 +108,10 @@ class Driver:
         # never ended, say, must not poll what is freed here.
         if self.link is None:
             return
-        if self._home == threading.get_ident():
+        if self in DRIVERS:
+            DRIVERS.remove(self)
+            threads.leave_home()
+        if self._slack == threading.get_ident():
             _native.set_timer_slack(50_000)  # what Linux gives a thread
         if self._seat.acquire(True, 5.0):
             self.link.drain(1.0)
@@ -137,7 +146,7 @@ class Driver:
             with self._mutex:
                 locks = self._parked.pop(wait, ())
             for lock in locks:
-                _release(lock)
+                release(lock)
         if self.driving is wait and self._driver != threading.get_ident():
             self.link.bell.ring(self.rank)
 
@@ -146,7 +155,7 @@ class Driver:
         with self._mutex:
             asleep = [lock for locks in self._parked.values() for lock in locks]
         for lock in asleep:
-            _release(lock)
+            release(lock)
         if self.link is not None:
             self.link.bell.ring(self.rank)
 
@@ -176,10 +185,11 @@ class Driver:
                 if scope is not None and scope.halt:
                     raise Stopped("the program is stopping")
                 if self.closed:
-                    raise ServiceGoneError(f"{wait.about}: the program has ended")
+                    gone = ServiceGoneError(f"{wait.about}: the program has ended")
+                    raise self.ended_by or gone
                 if deadline is not None and time.monotonic() >= deadline:
                     return False
-                if self.link is not None and (self._seat.acquire(False) or self._take_over()):
+                if self._sit_down():
                     try:
                         self._drive(wait, deadline, scope)
                     finally:
@@ -190,11 +200,49 @@ class Driver:
         finally:
             # Whoever leaves hands on, for whatever reason: one that was woken to drive may have
             # been woken just as its own wait ended.
-            if self.link is not None and not self._seat.locked():
+            if self.link is not None and not self.home and not self._seat.locked():
                 self._hand_on()
             if held and scope is not None:
                 scope.resume()
         return True
+
+    def poll(self) -> bool:
+        """Make one turn of progress; return whether there was anything to do.
+
+        Local: never waits. Does nothing where another thread drives, or this one does already.
+
+        Raises
+        ------
+        Exception
+            What the link raises where it is broken.
+        """
+        if self.closed or self.link is None or not self._seat.acquire(False):
+            return False
+        moved = bool(self._later)
+        try:
+            self._driver = threading.get_ident()
+            if moved:
+                self.turn()
+            poll = self.link.poll
+            for _ in range(_FRAMES):
+                if not poll():
+                    break
+                moved = True
+        except self.link.errors as error:
+            self.on_broken(error)
+            raise
+        finally:
+            self._leave_seat()
+            self._departures += 1
+        if self._parked and not self.home:
+            self._hand_on()
+        return moved
+
+    def _sit_down(self) -> bool:
+        """Take the seat, if this thread may have it."""
+        if self.link is None or (self.home and self.home != threading.get_ident()):
+            return False
+        return self._seat.acquire(False) or self._take_over()
 
     def _hand_on(self) -> None:
         """Let somebody else drive: a waiter, or for want of one the helper."""
@@ -222,13 +270,13 @@ class Driver:
         with self._mutex:
             for wait, locks in self._parked.items():
                 if not getattr(wait, "patient", False):
-                    _release(locks[0])
+                    release(locks[0])
                     return True
         return False
 
     def _wake_helper(self) -> None:
         self._helper_parked = False
-        _release(self._helper_park)
+        release(self._helper_park)
 
     def _park(self, wait: Any, deadline: float | None, scope: Scope | None) -> None:
         lock = threading.Lock()
@@ -241,7 +289,7 @@ class Driver:
         try:
             if wait.ready or self.closed or (scope is not None and scope.halt):
                 return
-            if self.link is not None and not self._seat.locked():
+            if self.link is not None and not self.home and not self._seat.locked():
                 return  # the driver left before it could see us
             timeout = -1.0 if deadline is None else max(0.0, deadline - time.monotonic())
             lock.acquire(True, timeout)
@@ -259,6 +307,7 @@ class Driver:
         link = self.link
         bell = link.bell
         poll = link.poll
+        far = link.far or self._inner
         self._driver = threading.get_ident()  # first: see `wait`
         self.driving = wait
         misses = 0
@@ -271,11 +320,11 @@ class Driver:
                 seen = bell.value()
                 if self._later:
                     self.turn()
-                if poll():
+                if poll() or (self._inner and drive(self)):
                     misses, quiet_since = 0, 0.0
                     continue
                 misses += 1
-                if wait.ready or (misses < 20 and link.far):
+                if wait.ready or (misses < 20 and far):
                     continue  # no bell rings for a rank of another host
                 if not quiet_since and link.busy:
                     quiet_since = time.monotonic()
@@ -295,7 +344,7 @@ class Driver:
                     self.sleepers[self._driver] = sleeper
                 if deadline is not None and now >= deadline:
                     return
-                bell.wait(seen, 0, _nap(now, now - quiet_since, busy, link.far, deadline))
+                bell.wait(seen, 0, nap(now, now - quiet_since, busy, far, deadline))
         except link.errors as error:
             # Anything else was thrown into this thread, by a signal handler say, or leaves with
             # the body that waits: it is not for the engine to end the program.
@@ -331,22 +380,3 @@ class Driver:
                         self._leave_seat()
                         if self._parked:
                             self._wake_one()
-
-
-def _nap(now: float, silent: float, busy: bool, far: bool, deadline: float | None) -> int:
-    """Return for how many microseconds to sleep at most before the next look.
-
-    Ranks of other hosts ring no bell. So while some are there, naps grow with the silence: what
-    comes is found after at most a quarter more than it has taken to come.
-    """
-    limit = _LONG_US if silent > 1.0 else _SHORT_US
-    if busy:
-        limit = _BUSY_US
-    elif far:
-        limit = min(limit, max(_BUSY_US, int(silent * 0.25e6)))
-    return limit if deadline is None else min(limit, int((deadline - now) * 1e6) + 1)
-
-
-def _release(lock: Any) -> None:
-    with contextlib.suppress(RuntimeError):  # two reasons to wake it; one was enough
-        lock.release()

@@ -19,7 +19,6 @@ _FAULT = "fault"
 LATER: dict[str, tuple[str, str]] = {
     "ReplayNode": ("mpiml.ReplayNode", _SERVICES),
     "ExternalNode": ("mpiml.ExternalNode", _CLUSTER),
-    "poll": ("mpiml.poll", _CLUSTER),
     "tasks": ("mpiml.tasks", _TASKS),
     "TaskPoolNode": ("mpiml.TaskPoolNode", _TASKS),
     "checkpoint": ("mpiml.checkpoint", _FAULT),
@@ -53,7 +52,7 @@ ELSEWHERE: dict[str, str] = {
         "CSR SparseSVM Sparsity rcv1_like read_libsvm sparse_svm sparsity write_libsvm"
     ),
     "mpiml.jax": "GradientSync",
-    "mpiml.roles": "Barrier Counter",
+    "mpiml.roles": "Barrier Counter Reservoir",
     "mpiml.optim": "Adagrad Adam AdamW Coefficients Momentum Optimizer Rate SGD",
     "mpiml.topology": (
         "ActivePassive Cycle RandomPairs Schedule Topology as_schedule bipartite complete "

@@ -2,9 +2,10 @@
 
 from typing import Any
 
+from mpiml import threads
 from mpiml.config import Config
 from mpiml.engine import Engine
-from mpiml.transport import Bell, MpiLink, SharedBell, SleepBell
+from mpiml.transport import Bell, FunneledLink, MpiLink, SharedBell, SleepBell
 
 __all__ = ["link", "share"]
 
@@ -41,4 +42,5 @@ def share(
 def link(world: Any, engine: Engine, memory: Any, lines: dict[int, int]) -> MpiLink:
     """Return the link of this rank, with what `share` returned. Local."""
     bell: Bell = SleepBell() if memory is None else SharedBell(memory, lines, engine.rank)
-    return MpiLink(world.engine_comm, bell, engine.dispatch)
+    kind = FunneledLink if threads.funneled() else MpiLink
+    return kind(world.engine_comm, bell, engine.dispatch)

@@ -291,7 +291,8 @@ class Runtime:
         stopped = self.ending.stopped
         while not stopped.ready:
             try:
-                if len(self.nodes) == 1 and not self.nodes[0].body:
+                alone = len(self.nodes) == 1 and not self.nodes[0].body
+                if alone and not self.engine.home:  # home drives while methods run
                     self.nodes[0].server.work(until=stopped)
                 self.engine.wait(stopped, None, None)
             except KeyboardInterrupt as error:  # nobody has taken SIGINT over: end in order

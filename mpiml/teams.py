@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from mpiml import threads
 from mpiml.driver import Sleeper
 from mpiml.errors import ServiceGoneError
 from mpiml.hosting import RUNS, HostedNode
@@ -70,6 +71,7 @@ class Teams:
         hooks = RoleHooks(self, node, members)
         comm = None
         if len(holders) > 1:
+            threads.check(f"a collective of role {spec.role!r}")
             folded = len(holders) < len(ranks)
             comm = (
                 runtime.world.folded[spec.role_index] if folded else self._own_comm(spec, hooks)

@@ -19,7 +19,7 @@ from mpiml import _native, wire
 from mpiml.payload import take
 from mpiml.wire import ANNOUNCE, CREDIT, Frame, FrameError, split
 
-__all__ = ["Bell", "Deliver", "MpiLink", "SharedBell", "SleepBell"]
+__all__ = ["Bell", "Deliver", "FunneledLink", "MpiLink", "SharedBell", "SleepBell"]
 
 TAG_FRAME, TAG_DATA = 1, 2
 SLOT = 1 << 15  # the largest frame that comes without being announced
@@ -293,6 +293,8 @@ class MpiLink:
 
     def drain(self, seconds: float) -> bool:
         """Finish what is being sent; whether all of it left within `seconds`."""
+        if self._closed:
+            return True
         end = time.monotonic() + seconds
         self._sweep()
         while self._sending and time.monotonic() < end:
@@ -312,3 +314,50 @@ class MpiLink:
             self._slot.Cancel()
             self._slot.Wait()
         self._slot.Free()
+
+
+class FunneledLink(MpiLink):
+    """A link of which one thread, which makes it, calls MPI.
+
+    Attributes
+    ----------
+    home
+        Identity of that thread.
+    """
+
+    def __init__(self, comm: Any, bell: Bell, deliver: Deliver) -> None:
+        super().__init__(comm, bell, deliver)
+        self.home = threading.get_ident()
+        self._rank = comm.rank
+        self._queue: deque[tuple[int, bytes, Sequence[Any]]] = deque()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a transfer is under way, or waits to be begun."""
+        return bool(self._queue) or super().busy
+
+    def send(self, rank: int, message: bytes, buffers: Sequence[Any] = ()) -> None:
+        """Start sending, or let home start it; returns at once. As `MpiLink.send`."""
+        if threading.get_ident() != self.home:
+            self._queue.append((rank, message, buffers))
+            self.bell.ring(self._rank)
+            return
+        if self._queue:
+            self._begin()  # what was sent before goes before
+        super().send(rank, message, buffers)
+
+    def poll(self) -> bool:
+        """Begin what others have sent, then do what a link does; whether anything moved."""
+        begun = bool(self._queue) and self._begin()
+        return super().poll() or begun
+
+    def drain(self, seconds: float) -> bool:
+        """Finish what is being sent; whether all of it left within `seconds`."""
+        self._begin()
+        return super().drain(seconds)
+
+    def _begin(self) -> bool:
+        queue, send = self._queue, super().send
+        for _ in range(len(queue)):  # not what comes meanwhile: it might never end
+            send(*queue.popleft())
+        return True

@@ -9,6 +9,7 @@ from typing import Any
 
 from mpiml.collectives.over import OVER
 from mpiml.errors import UsageError
+from mpiml.funnel import DRIVERS, drive
 
 __all__ = ["Waiting", "adopt", "complete", "exchange_bytes", "keep", "let_go", "rest"]
 
@@ -48,6 +49,8 @@ class Waiting:
         """Look around; raises what ends the wait."""
         if OVER:
             raise OVER[0]
+        if DRIVERS:
+            drive()
         seconds = time.monotonic() - self._since
         if seconds >= self._next and self._look is not None:
             self._next = seconds + _AGAIN
@@ -140,6 +143,8 @@ def rest(waited: float) -> None:
         Seconds since the wait began. A sleep is at most a fiftieth of it, and 1 ms; however
         short it is asked to be, the kernel makes it 50 us longer, `time.sleep(0)` too.
     """
+    if DRIVERS and drive():  # one thread makes all calls of MPI, and it waits here
+        return
     if waited < _YIELDING:
         os.sched_yield()
     else:

@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
+from mpiml import threads
 from mpiml.collectives.desk import Look
+from mpiml.collectives.funneled import FunneledWorker
 from mpiml.collectives.labels import kind_of, mismatch
 from mpiml.collectives.messages import Waiting, exchange_bytes
 from mpiml.collectives.notes import BROKEN
@@ -163,7 +165,9 @@ class Team:
         self.rank = ranks[index]
         self.local = tuple(i for i in range(self.size) if hosts[i] == hosts[index])
         self.housemates = tuple(i for i in range(self.size) if ranks[i] == self.rank)
-        self.worker = worker or Worker()
+        self.worker = worker or (
+            FunneledWorker(title) if comm is not None and threads.funneled() else Worker()
+        )
         if type(self.hooks) is PlainHooks:  # which begin and end nothing: one call less
             self.run = self.worker.run  # type: ignore[method-assign]
         self.making = threading.RLock()  # held while `loose` is made

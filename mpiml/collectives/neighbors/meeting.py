@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from mpiml import threads
 from mpiml.collectives.labels import Label
 from mpiml.collectives.mail import Receiving, mail_of
 from mpiml.collectives.messages import Waiting
@@ -74,6 +75,9 @@ class _Thread:
     """
 
     def __init__(self, team: Team, shared: Shared, sides: ActivePassive) -> None:
+        threads.need_multiple(
+            f"averaging in pairs by {team.title}", "Use neighbor_allreduce, or SGP."
+        )
         self._team = team
         self._shared = shared
         self._sides = sides

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from mpiml import threads
 from mpiml.collectives.mail import Sending
 from mpiml.collectives.office import Office
 from mpiml.collectives.over import OVER, THREADED
@@ -92,7 +93,7 @@ class Snapshots:
         self._land()
         if self._flying and self._asleep and self._office.outside and not self._closed:
             self._asleep = False
-            if self._thread is None:
+            if self._thread is None and not threads.funneled():
                 self._thread = threading.Thread(
                     target=self._look_after, name="mpiml neighbours", daemon=True
                 )

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
+from mpiml import threads
 from mpiml.collectives.messages import rest
 from mpiml.collectives.over import OVER, THREADED
 from mpiml.collectives.team import Team
@@ -42,6 +43,10 @@ class Agent:
 
     def add(self, turn: Callable[[], bool]) -> None:
         """Call `turn` from now on; it returns whether there was anything to do."""
+        threads.need_multiple(
+            f"one-sided memory of {self._title}, on several hosts",
+            "Make it on the ranks of one host each, or use allreduce.",
+        )
         with self._lock:
             self._turns = [*self._turns, turn]
             if self._thread is None:

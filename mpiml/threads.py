@@ -1,0 +1,149 @@
+"""What MPI's thread level allows in this process, and the one thread that calls MPI below the full.
+
+With ``MPI_THREAD_MULTIPLE`` any thread may call MPI, and nothing here is ever in the way. Below
+it one thread, called *home*, makes every call of ours:
+
+- ``FUNNELED``: the thread that has initialised MPI, which is the only one that may;
+- ``SERIALIZED``: the thread that has launched the program, while one runs, since the user's own
+  calls are under no lock of ours. Without a program any thread may call collectives, and the
+  user sees to it that no two do so at once.
+
+Local: knows no MPI; `mpiml.world` says what it has found.
+"""
+
+import threading
+from typing import NoReturn
+
+from mpiml.errors import UsageError
+
+__all__ = [
+    "FUNNELED",
+    "HOME",
+    "MULTIPLE",
+    "SERIALIZED",
+    "SINGLE",
+    "check",
+    "come_home",
+    "funneled",
+    "leave_home",
+    "name",
+    "need_multiple",
+    "settle",
+]
+
+SINGLE, FUNNELED, SERIALIZED, MULTIPLE = range(4)
+_NAMES = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
+_CURE = (
+    "To have it, initialise MPI with MPI_Init_thread(MPI_THREAD_MULTIPLE); mpi4py does so unless "
+    "mpi4py.rc or MPI4PY_RC_THREAD_LEVEL says otherwise."
+)
+
+_level = MULTIPLE  # until MPI is there nothing is forbidden
+
+#: identities of the thread that calls MPI, the latest last; empty where any thread may
+HOME: list[int] = []
+
+
+def name(level: int) -> str:
+    """Return the name of a level: ``"MPI_THREAD_FUNNELED"``."""
+    return f"MPI_THREAD_{_NAMES[level] if 0 <= level < len(_NAMES) else level}"
+
+
+def settle(level: int, main: bool, library: str) -> None:
+    """Note the level at which MPI runs, on the thread that is about to use it.
+
+    Parameters
+    ----------
+    level
+        As constants here, whose order is MPI's.
+    main
+        Whether the calling thread is the one that has initialised MPI.
+    library
+        The MPI library, for the message.
+
+    Raises
+    ------
+    UsageError
+        If no thread of mpiml may exist beside the user's, or this one may not call MPI.
+    """
+    global _level
+    if level < FUNNELED:
+        raise UsageError(
+            f"mpiml: expected MPI_THREAD_FUNNELED or more, got {name(level)} from {library}, under "
+            "which a process has one thread; mpiml needs others, which do not call MPI. Initialise "
+            "MPI with MPI_Init_thread(MPI_THREAD_FUNNELED), or import mpi4py.MPI, which asks for "
+            "the most there is, before the package that calls MPI_Init."
+        )
+    _level = level
+    if level == FUNNELED:
+        if not main:
+            raise UsageError(
+                f"mpiml: expected to be called on the thread that has initialised MPI, got "
+                f"thread {threading.current_thread().name!r}: under MPI_THREAD_FUNNELED no "
+                f"other may call MPI. Call it there. {_CURE}"
+            )
+        if not HOME:
+            HOME.append(threading.get_ident())
+
+
+def funneled() -> bool:
+    """Return whether one thread makes all calls of MPI."""
+    return _level < MULTIPLE
+
+
+def come_home() -> None:
+    """Make the calling thread the one that calls MPI, until `leave_home`. A program begins."""
+    if funneled():
+        HOME.append(threading.get_ident())
+
+
+def leave_home() -> None:
+    """Undo `come_home`. A program has ended."""
+    if len(HOME) > (_level == FUNNELED):
+        HOME.pop()
+
+
+def check(what: str) -> None:
+    """Refuse what calls MPI on a thread that may not.
+
+    Parameters
+    ----------
+    what
+        Opens the message: ``"a collective of role 'solver'"``.
+
+    Raises
+    ------
+    UsageError
+        Where one thread makes all calls of MPI, on any other.
+    """
+    if HOME and threading.get_ident() != HOME[-1]:
+        _refuse(what, f"thread {threading.current_thread().name!r}", "the main thread")
+
+
+def need_multiple(what: str, instead: str) -> None:
+    """Refuse what needs a thread of its own that calls MPI.
+
+    Parameters
+    ----------
+    what
+        Opens the message.
+    instead
+        A sentence: what does without.
+
+    Raises
+    ------
+    UsageError
+        Below ``MPI_THREAD_MULTIPLE``.
+    """
+    if funneled():
+        raise UsageError(
+            f"{what}: expected MPI_THREAD_MULTIPLE, got {name(_level)}: it needs a thread of its "
+            f"own that calls MPI. {instead} {_CURE}"
+        )
+
+
+def _refuse(what: str, got: str, expected: str) -> NoReturn:
+    raise UsageError(
+        f"{what}: expected {expected}, got {got}: MPI runs with {name(_level)}, so one thread makes "
+        f"all calls of MPI. Call it there, and mpiml.poll() in the loop of that thread. {_CURE}"
+    )
