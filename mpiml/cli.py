@@ -1,4 +1,4 @@
-"""The console script ``mpiml``: ``mpiml run|bench|doctor`` are ``python -m mpiml.…``."""
+"""The console script ``mpiml``: ``mpiml run|bench|doctor|jobs`` are ``python -m mpiml.…``."""
 
 import sys
 from collections.abc import Sequence
@@ -7,12 +7,13 @@ from mpiml.errors import UsageError
 
 __all__ = ["main"]
 
-USAGE = "usage: mpiml {run,bench,doctor} [options]\n       mpiml --version | --help\n"
+USAGE = "usage: mpiml {run,bench,doctor,jobs} [options]\n       mpiml --version | --help\n"
 HELP = f"""{USAGE}
 commands:
   run     run the program graph of a file: mpiml run -n 4 hello.py
   bench   measure this machine: mpiml bench rpc
   doctor  what this machine's MPI can do, and the cure for what it cannot
+  jobs    job scripts for Slurm and Kubernetes: mpiml jobs show program --hosts 4
 
 `mpiml COMMAND --help` says more; `python -m mpiml.COMMAND` is the same.
 """
@@ -44,6 +45,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from mpiml.doctor import main as doctor
 
         return doctor(rest)
+    elif name == "jobs":
+        from mpiml.jobs import main as jobs
+
+        return jobs(rest)
     elif name == "bench":
         return _module("mpiml.bench", rest)
     else:
