@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from mpiml.bench.allreduce_rounds import SIZES, Way, in_turn, way_of
-from mpiml.bench.two_hosts import link_bytes
+from mpiml.bench.several_hosts import link_bytes
 from mpiml.collectives import Bucket
 
 __all__ = ["apart", "houses"]

@@ -143,24 +143,26 @@ def test_each_mpi_is_told_how_to_reach_the_other_host(kind, version, option):
 
 
 def test_why_there_are_no_two_hosts_is_said(monkeypatch):
-    from mpiml.bench import two_hosts
+    from mpiml.bench import several_hosts
 
     def why(kind="openmpi"):
-        with two_hosts.TwoHosts(Launched(kind)) as two:
+        with several_hosts.SeveralHosts(Launched(kind)) as two:
             return two.why_not()
 
-    assert "Intel MPI 5.0 is not started on two hosts" in why("intel")
-    monkeypatch.setattr(two_hosts.os, "geteuid", lambda: 1000)
+    assert "Intel MPI 5.0 is not started on several hosts" in why("intel")
+    monkeypatch.setattr(several_hosts.os, "geteuid", lambda: 1000)
     assert why() == "only root may make network namespaces"
-    monkeypatch.setattr(two_hosts.os, "geteuid", lambda: 0)
-    monkeypatch.setattr(two_hosts.shutil, "which", lambda name: None if name == "ip" else name)
+    monkeypatch.setattr(several_hosts.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(
+        several_hosts.shutil, "which", lambda name: None if name == "ip" else name
+    )
     assert why() == "no ip on this machine (iproute2, util-linux)"
 
 
 def test_the_card_is_only_looked_for_where_there_is_one():
-    from mpiml.bench.two_hosts import link_bytes
+    from mpiml.bench.several_hosts import link_bytes
 
-    with pytest.raises(LookupError, match="expected to run on one of two hosts"):
+    with pytest.raises(LookupError, match="expected to run on one of several hosts"):
         link_bytes()
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from mpiml.bench.two_hosts import link_bytes
+from mpiml.bench.several_hosts import link_bytes
 from mpiml.collectives import Bucket, allreduce
 from mpiml.errors import UsageError
 

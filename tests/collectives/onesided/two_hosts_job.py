@@ -7,7 +7,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiml import topology
-from mpiml.bench.two_hosts import link_bytes
+from mpiml.bench.several_hosts import link_bytes
 from mpiml.collectives import RingModel, SharedModel, Window
 from mpiml.collectives.neighbors import neighbor_allreduce
 
