@@ -140,12 +140,15 @@ MPIML_API int mpiml_publish(const char *topic, const mpiml_array *x);
 /* mpiml_newest: copies the newest array of `topic` into the caller's memory. Local; no wait.
  *
  * into     dtype and shape must be what was published; the order may differ.
- * version  on entry the version that `into` already holds, or 0. On return the newest
- *          version, which grows with each array; 0: nothing was published yet. Unless it has
- *          grown, `into` is not touched.
+ * version  receives the version of the newest array, which grows with each that is published;
+ *          0: nothing was published yet. `into` is written to only if the version has grown
+ *          since the last call for this topic.
  *
+ * Large arrays are received straight into the caller's memory. So a publisher that is faster
+ * than the caller is heard with one call's delay: what it has published since the last call
+ * is still on its side. Older arrays are skipped, on topics with Keep(n) too.
  * Returns MPIML_ERR_DTYPE or MPIML_ERR_SHAPE, with both in the text, if `into` does not fit:
- * then *version is set, and the array is there for another try. */
+ * then the array is there for another try. */
 MPIML_API int mpiml_newest(const char *topic, mpiml_array *into, int64_t *version);
 
 /* mpiml_call: calls `method` of `service` with arrays and receives arrays. Local; waits.
@@ -156,8 +159,10 @@ MPIML_API int mpiml_newest(const char *topic, mpiml_array *into, int64_t *versio
  *                  a tuple of them for more. Arrays in either order are received in place.
  * timeout          in seconds; 0 or less: no limit of its own.
  *
- * Returns MPIML_ERR_REMOTE if the method raised, MPIML_ERR_DTYPE or MPIML_ERR_SHAPE if what it
- * returned does not fit (all of `out` is then undefined). */
+ * service is a label, or "label/2" for one of several replicas. Arguments are sent from the
+ * caller's memory: after MPIML_ERR_TIMEOUT it must stay as it is until mpiml_leave if the text
+ * says so. Returns MPIML_ERR_REMOTE if the method raised, MPIML_ERR_DTYPE or MPIML_ERR_SHAPE if
+ * what it returned does not fit (all of `out` is then undefined). */
 MPIML_API int mpiml_call(const char *service, const char *method, int nin, const mpiml_array *in,
                          int nout, mpiml_array *out, double timeout);
 
@@ -170,10 +175,10 @@ MPIML_API int mpiml_call(const char *service, const char *method, int nin, const
 MPIML_API int mpiml_pull(const char *server, const char *name, mpiml_array *into,
                          int64_t *version);
 
-/* mpiml_push: sends a gradient for the parameters `name` to a parameter server. Local.
+/* mpiml_push: sends a gradient for the parameters `name` to a parameter server. Local; waits
+ * until the server has taken it, or has dropped it as too old.
  *
- * gradient  captured when the function returns, like an array that is published.
- * version   of the parameters it was computed with, as mpiml_pull told. */
+ * version  of the parameters it was computed with, as mpiml_pull told. */
 MPIML_API int mpiml_push(const char *server, const char *name, const mpiml_array *gradient,
                          int64_t version);
 
@@ -188,8 +193,8 @@ MPIML_API int mpiml_stopping(int *flag);
  * as soon as the program has agreed; the caller still has to leave. */
 MPIML_API int mpiml_stop(void);
 
-/* mpiml_leave: the node returns, like the function of a PyNode. Collective over the ranks of
- * the program: it sends what is still to be sent and returns when the program has ended.
+/* mpiml_leave: the node returns, like the function of a PyNode. Local; waits until what was
+ * published has been sent. The program may go on without this rank.
  *
  * Once per process. A code that does not call it leaves in MPI_Finalize. Afterwards all
  * functions but mpiml_error and mpiml_version return MPIML_ERR_LEFT. Returns
