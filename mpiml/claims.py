@@ -62,6 +62,11 @@ def claimed(comm: Any) -> Iterator[None]:
         raise UsageError(
             f"mpiml.launch: expected comm= an mpi4py communicator, got {type(comm).__name__}"
         )
+    if MPI.Is_finalized():
+        raise UsageError(
+            "mpiml.launch: MPI has been finalised in this process, got a communicator of it. "
+            "Launch before MPI.Finalize()."
+        )
     if comm == MPI.COMM_NULL:
         raise UsageError(
             "mpiml.launch: expected a communicator that this rank is in, got COMM_NULL. Only "

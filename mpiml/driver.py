@@ -93,8 +93,14 @@ class Driver:
         self._helper = threading.Thread(target=self._help, name="mpiml-helper", daemon=True)
         self._helper.start()
 
-    def shut(self) -> None:
-        """End the helper and every wait. Local; a second call does nothing."""
+    def shut(self, last: Callable[[], None] | None = None) -> None:
+        """End the helper and every wait. Local; a second call does nothing.
+
+        Parameters
+        ----------
+        last
+            Called once no other thread polls, before the link is closed.
+        """
         if self.closed:
             return
         self.closed = True
@@ -114,6 +120,8 @@ class Driver:
         if self._slack == threading.get_ident():
             _native.set_timer_slack(50_000)  # what Linux gives a thread
         if self._seat.acquire(True, 5.0):
+            if last is not None:
+                last()
             self.link.drain(1.0)
             self.link.close()
         else:
@@ -182,11 +190,12 @@ class Driver:
         held = scope is not None and scope.nested and scope.suspend()
         try:
             while not wait.ready:
+                if self.ended_by is not None:
+                    raise self.ended_by
                 if scope is not None and scope.halt:
                     raise Stopped("the program is stopping")
                 if self.closed:
-                    gone = ServiceGoneError(f"{wait.about}: the program has ended")
-                    raise self.ended_by or gone
+                    raise ServiceGoneError(f"{wait.about}: the program has ended")
                 if deadline is not None and time.monotonic() >= deadline:
                     return False
                 if self._sit_down():

@@ -65,10 +65,18 @@ class Engine(Driver):
 
     # -- life ------------------------------------------------------------------------------
 
-    def close(self) -> None:
-        """End the helper and every wait, and fail open calls. A second call does nothing."""
-        self.shut()
-        gone = ServiceGoneError("mpiml: the program has ended; expected no call to be open")
+    def close(self, last: Callable[[], None] | None = None) -> None:
+        """End the helper and every wait, and fail open calls. A second call does nothing.
+
+        Parameters
+        ----------
+        last
+            Called before the link is closed; see `shut`.
+        """
+        self.shut(last)
+        gone = self.ended_by or ServiceGoneError(
+            "mpiml: the program has ended; expected no call to be open"
+        )
         for call in list(self.pending.values()):
             call.fail(gone)
         self.pending.clear()

@@ -13,10 +13,11 @@ from mpiml.asked import check_settings
 from mpiml.claims import claimed
 from mpiml.config import Config
 from mpiml.control import FAILED, SIGNALLED, STUCK, TIME, Note
-from mpiml.cores import settle_cores
+from mpiml.cores import settle_cores, start_notes
 from mpiml.engine import Engine
 from mpiml.errors import UsageError
 from mpiml.faults import LauncherWatch, Signals, guard_fork, install_excepthooks
+from mpiml.finalizing import guarded
 from mpiml.hosting import HostedNode
 from mpiml.layout import lay_out, split_layers
 from mpiml.output import Output, check_folder
@@ -178,6 +179,9 @@ def _meet(job: Job) -> _Meeting:
         program, [r.facts for r in records], [r.attached for r in records],
         job.threads, config.host_size,
     )  # fmt: skip
+    if comm is not None and comm.rank == 0:
+        said = start_notes([record.facts for record in records], whole=job.hooks)
+        plan = plan._replace(notes=(*plan.notes, *said))
     vertices = program.expand(plan.replicas)
     ranks = array("i", vertices.owners(plan.ranks))  # lasts, on each rank: 4 bytes a node
     meeting = _Meeting(program.name, vertices, ranks, plan.gpus, plan.notes, hosts, config)
@@ -214,6 +218,7 @@ def _set_up(stack: ExitStack, job: Job, meeting: _Meeting, held: list[Runtime]) 
         if rank == 0:
             for note in meeting.notes:
                 log(note)
+        stack.enter_context(guarded(runtime, _give_up))
     stack.callback(engine.close)
     stack.callback(guard_fork(lambda: _disown(runtime)))
     survey = Survey(runtime, job.settings.stall_warning)

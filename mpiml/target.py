@@ -103,7 +103,7 @@ class Target:
         """Return the scope of this thread, or of the node that was given the client."""
         scope = scope_here() or self.scope or current_scope(required=False)
         if self.engine.closed:
-            raise ServiceGoneError(f"{self.title} has stopped: the program has ended")
+            raise self._gone()
         if scope is not None and scope.halt:
             raise Stopped("the program is stopping: expected no new call in a body")
         return scope
@@ -175,10 +175,16 @@ class Target:
             self._missed(id)
         return True
 
+    def _gone(self) -> Exception:
+        """Build the error for a call after the end."""
+        return self.engine.ended_by or ServiceGoneError(
+            f"{self.title} has stopped: the program has ended"
+        )
+
     def _missed(self, id: int) -> None:
         """Refuse a call that was registered after the engine had failed those that were open."""
         if self.engine.pending.pop(id, None) is not None:
-            raise ServiceGoneError(f"{self.title} has stopped: the program has ended")
+            raise self._gone()
 
     def submit(
         self,

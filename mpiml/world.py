@@ -308,7 +308,8 @@ class World:
     def give_up(self) -> None:
         """Note that messages are left that nobody will receive; instead of `close`. Local."""
         global _given_up
-        _given_up = _given_up or self.engine_comm.size > 1
+        if not MPI.Is_finalized():
+            _given_up = _given_up or self.engine_comm.size > 1
 
     def close(self, spoiled: bool = False) -> None:
         """Free everything. Collective; a second call does nothing.

@@ -28,13 +28,15 @@ FLOORS = {
             "mpiml.consistency",
             "mpiml.control",
             "mpiml.filters",
-            "mpiml.hosts",
             "mpiml.libraries",
+            "mpiml.machine",
             "mpiml.references",
             "mpiml.scope",
+            "mpiml.silence",
             "mpiml.vendors",
         ],
-        ["mpiml.started"],
+        ["mpiml.hosts", "mpiml.started"],
+        ["mpiml.binding", "mpiml.whereabouts"],
         ["mpiml.alarms", "mpiml.signatures", "mpiml.waits"],
         ["mpiml.payload_memory", "mpiml.tracebacks"],
         ["mpiml.callbacks", "mpiml.cores", "mpiml.handles", "mpiml.nodes", "mpiml.wire"],
@@ -292,7 +294,8 @@ FLOORS = {
     # below launch, which reads the command line when it is given the function
     "command line": [["mpiml.loading"], ["mpiml.options"], ["mpiml.cmdline"]],
     "launch": [
-        ["mpiml.agree"],
+        ["mpiml.agree", "mpiml.hearing", "mpiml.waves"],
+        ["mpiml.agreeing"],
         ["mpiml.ending", "mpiml.hosting", "mpiml.routing", "mpiml.survey"],
         [
             "mpiml.context",
@@ -305,6 +308,7 @@ FLOORS = {
         ["mpiml.runtime"],
         [
             "mpiml.claims",
+            "mpiml.finalizing",
             "mpiml.handshake",
             "mpiml.layout",
             "mpiml.linking",
