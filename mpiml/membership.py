@@ -254,6 +254,13 @@ class RoleHooks:
                 found += [i] if state.rounds < rounds else []
         return found
 
+    def awaited(self) -> list[list[int]]:
+        """Return, for each wait of now, the vertices that are missing; all, if nobody knows who."""
+        now = time.monotonic()
+        looks = [look for look in list(self._looks.values()) if now - look.at <= _FRESH]
+        everybody = range(len(self._members))
+        return [[self._members[i].id for i in look.missing or everybody] for look in looks]
+
     def sleepers(self) -> list[Sleeper]:
         """Return the threads of this node that wait in collectives now."""
         now = time.monotonic()

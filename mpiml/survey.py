@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mpiml.callbacks import callbacks
 from mpiml.contents import parts
 from mpiml.fingerprint import own_path
+from mpiml.hearing import Hearing
 from mpiml.wire import WAITS, WAITS_QUERY, Frame
 
 if TYPE_CHECKING:
@@ -173,6 +174,8 @@ class Survey:
         engine.handlers[WAITS_QUERY] = self._on_query
         engine.handlers[WAITS] = self._on_answer
         runtime.survey = self
+        far = engine.link is not None and engine.size > 1
+        self._hearing = Hearing(runtime, limit, self._awaits) if far else None
         if engine.rank == 0 and limit > 0:
             threading.Thread(target=self._watch, name="mpiml-survey", daemon=True).start()
 
@@ -180,6 +183,12 @@ class Survey:
         """Stop watching, and ask nobody any more."""
         self._closed.set()
         self._complete.set()
+        if self._hearing is not None:
+            self._hearing.close()
+
+    def silent(self) -> str:
+        """Return, in lines, who does not answer now; see `mpiml.hearing`."""
+        return "" if self._hearing is None else self._hearing.silent()
 
     # -- this rank -----------------------------------------------------------------------------
 
@@ -199,6 +208,10 @@ class Survey:
             lines += text
         self._awaited = seen
         return waited, "\n".join(lines)
+
+    def _awaits(self) -> list[str]:
+        """Return the lines of who waits for a call or in a collective."""
+        return [line[2:] for line in self.local()[1].splitlines() if line.startswith("! ")]
 
     def _of(
         self,

@@ -169,3 +169,8 @@ class Teams:
         """Return the threads of this rank that wait in collectives."""
         teams = list(self._teams.values())
         return [sleeper for team in teams for sleeper in team.hooks.sleepers()]
+
+    def awaited(self) -> list[list[int]]:
+        """Return, for each wait in a collective here, the vertices that are waited for."""
+        teams = list(self._teams.values())
+        return [missing for team in teams for missing in team.hooks.awaited()]

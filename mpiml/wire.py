@@ -42,6 +42,8 @@ __all__ = [
     "FLAG_NESTED",
     "FLAG_STREAM",
     "HEADER",
+    "HEARD",
+    "HEAR_ASK",
     "ITEM",
     "MEMBER_ASK",
     "MEMBER_STATE",
@@ -61,6 +63,7 @@ __all__ = [
     "TOPIC_ACK",
     "TOPIC_ASK",
     "TOPIC_END",
+    "TOPIC_OVER",
     "TOPIC_QUIET",
     "WAITS",
     "WAITS_QUERY",
@@ -86,7 +89,8 @@ WAITS_QUERY, WAITS, REPORT, BOARD = range(22, 26)  # BOARD is answered by REPLY 
 MEMBER_ASK, MEMBER_STATE, AGREE_REST = range(26, 29)
 TOPIC_ACK = 29  # may pass messages, which wait for their buffers
 TOPIC_ASK, TOPIC_QUIET = 30, 31
-STOP_ASK, STOP_TOLD = 33, 34
+STOP_ASK, STOP_TOLD, TOPIC_OVER = 33, 34, 35
+HEAR_ASK, HEARD = 36, 37
 ANNOUNCE = 32  # the frame itself is large and comes as the one buffer of this one
 
 FLAG_NESTED = 1  # made inside a method: exempt from credit, so cycles cannot deadlock

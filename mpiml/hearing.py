@@ -1,0 +1,155 @@
+"""Asking ranks of other hosts whether they are there, while this rank waits for them.
+
+What counts as silence stands in `mpiml.silence`. A rank that waits for nobody asks nobody, and
+one that waits asks those it waits for, so no rank is asked by all.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from mpiml import control
+from mpiml.silence import Quiet, Silence
+from mpiml.topics.graph import subscriptions
+from mpiml.wire import HEAR_ASK, HEARD, Frame
+
+__all__ = ["Hearing"]
+
+_LOOKS = 4  # in the time after which a silence is told
+_MOST = 32  # ranks that are asked for one wait
+
+
+class Hearing:
+    """Tells when nothing comes from another host that this rank waits for.
+
+    Local: a thread that sleeps, in programs on several hosts.
+
+    Parameters
+    ----------
+    runtime
+        The program on this rank.
+    limit
+        Seconds from the loss of a link until it is told, at most; 0: never.
+    waits
+        Returns lines on what the nodes of this rank wait for.
+    """
+
+    def __init__(self, runtime: Any, limit: float, waits: Callable[[], list[str]]) -> None:
+        self._runtime = runtime
+        self._engine = engine = runtime.engine
+        self._step = max(0.02, limit / _LOOKS)
+        self._closed = threading.Event()
+        self._lock = threading.Lock()
+        self._partners: dict[int, tuple[int, ...]] | None = None
+        rows = runtime.hosts.rows
+        here = runtime.hosts.host_of(engine.rank)
+        self._silence = Silence([row.ranks for row in rows], here, 1.9 * self._step)
+        engine.handlers[HEAR_ASK] = self._on_ask
+        engine.handlers[HEARD] = self._on_heard
+        self._waits = waits
+        if limit > 0 and len(rows) > 1:
+            threading.Thread(target=self._watch, name="mpiml-hearing", daemon=True).start()
+
+    def close(self) -> None:
+        """Ask nobody any more."""
+        self._closed.set()
+
+    def silent(self) -> str:
+        """Return, in lines, who does not answer now; empty if all do or nobody was asked."""
+        with self._lock:
+            found = self._silence.silent(time.monotonic())
+        return "\n".join(map(self._line, found))
+
+    # -- asking and being asked ----------------------------------------------------------------
+
+    def _on_ask(self, rank: int, frame: Frame, buffers: Sequence[Any]) -> None:
+        self._engine.transmit(rank, HEARD, self._engine.rank, rank)
+
+    def _on_heard(self, rank: int, frame: Frame, buffers: Sequence[Any]) -> None:
+        with self._lock:
+            back = self._silence.heard(rank, time.monotonic())
+        if back is not None and not self._closed.is_set():
+            name = self._runtime.hosts.rows[back[0]].name
+            self._runtime.say(
+                f"mpiml: {self._runtime.name}: host {name} is heard again, by rank "
+                f"{self._engine.rank}, after {back[1]:.1f} s\n"
+            )
+
+    def _watch(self) -> None:
+        engine = self._engine
+        while not self._closed.wait(self._step) and not self._runtime.done:
+            awaited = set(self._awaited())
+            now = time.monotonic()
+            with self._lock:
+                asks = self._silence.asks(awaited, now)
+                news = self._silence.news(awaited, now)
+            for rank in asks:
+                engine.transmit(rank, HEAR_ASK, engine.rank, rank)
+            for quiet in news:
+                self._tell(quiet, awaited)
+
+    # -- who is awaited ------------------------------------------------------------------------
+
+    def _awaited(self) -> Iterator[int]:
+        """Yield the ranks that this one waits for now; also those of its own host."""
+        runtime, engine = self._runtime, self._engine
+        ranks = runtime.ranks
+        for call in list(engine.pending.values()):
+            yield ranks[call.target_vertex]
+        for members in runtime.teams.awaited():  # one of each host tells enough
+            first = {runtime.hosts.host_of(ranks[v]): ranks[v] for v in reversed(members)}
+            yield from list(first.values())[:_MOST]
+        if runtime.stopping:  # decisions travel in a tree: each of its ranks asks its next ones
+            yield from control.children(engine.rank, engine.size)
+            yield max(0, control.parent(engine.rank))
+        for sleeper in list(engine.sleepers.values()):
+            node = None if sleeper.scope is None else sleeper.scope.owner
+            if node is not None and sleeper.wait is not node.released:
+                yield from self._partners_of(node.vertex)
+
+    def _partners_of(self, vertex: int) -> tuple[int, ...]:
+        """Return the ranks at the other ends of a node's topics."""
+        if self._partners is None:
+            found: dict[int, set[int]] = {}
+            ranks = self._runtime.ranks
+            for _, subscribers in subscriptions(self._runtime.vertices).values():
+                for each in subscribers:
+                    for publisher in each.publishers:
+                        found.setdefault(publisher, set()).add(ranks[each.vertex])
+                        found.setdefault(each.vertex, set()).add(ranks[publisher])
+            self._partners = {v: tuple(sorted(r))[:_MOST] for v, r in found.items()}
+        return self._partners.get(vertex, ())
+
+    # -- what is told --------------------------------------------------------------------------
+
+    def _tell(self, quiet: Quiet, awaited: set[int]) -> None:
+        runtime = self._runtime
+        waits = self._waits()
+        if not waits:  # it computes, or moves a large message on
+            waits = [
+                f"rank {self._engine.rank} waits for {call.about}"
+                for call in list(self._engine.pending.values())
+                if runtime.ranks[call.target_vertex] in quiet.silent
+            ][:4]
+        cause = (
+            "Other ranks of it answer: code that lets no other thread run, or a process that "
+            "is stopped"
+            if quiet.answering
+            else "The link, a switch, or the host itself may be down, which TCP does not tell for "
+            "many minutes"
+        )
+        lines = [self._line(quiet), *waits, f"{cause}. The program waits on."]
+        runtime.say(f"mpiml: {runtime.name}: " + "\n  ".join(lines) + "\n")
+
+    def _line(self, quiet: Quiet) -> str:
+        name = self._runtime.hosts.rows[quiet.host].name
+        return (
+            f"nothing has come from host {name} ({_few(quiet.silent)}) to rank {self._engine.rank} "
+            f"for {quiet.seconds:.1f} s"
+        )
+
+
+def _few(ranks: Sequence[int]) -> str:
+    more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:8]))}{more}"

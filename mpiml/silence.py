@@ -1,0 +1,112 @@
+"""Which hosts say nothing: a pure rule, with the clock and what is awaited passed in.
+
+A link that drops packets is no error to TCP for many minutes, and none to MPI. So a rank that
+waits for one on another host asks it whether it is there. A program that answers late is not
+silent: the answer comes from the engine, which also answers while user code computes.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+__all__ = ["Quiet", "Silence"]
+
+_MORE = (
+    4  # ranks of a host that are asked besides, to tell a rank that is busy from a lost host
+)
+
+
+class Quiet(NamedTuple):
+    """A host of which nothing comes.
+
+    Attributes
+    ----------
+    host
+        Its number.
+    silent
+        Ranks that have been asked and have not answered.
+    answering
+        Ranks of the same host that have, meanwhile: then it is not the link.
+    seconds
+        For how long the first of the silent ones has not answered.
+    """
+
+    host: int
+    silent: tuple[int, ...]
+    answering: tuple[int, ...]
+    seconds: float
+
+
+class Silence:
+    """Whom one rank has asked whether it is there, and who has not answered.
+
+    Local: no MPI, no clock.
+
+    Parameters
+    ----------
+    hosts
+        The ranks of each host.
+    here
+        The number of this rank's host, which is never asked.
+    patience
+        Seconds that an answer may take until a host counts as silent.
+    """
+
+    def __init__(self, hosts: Sequence[Sequence[int]], here: int, patience: float) -> None:
+        self._hosts = hosts
+        self._here = here
+        self._patience = patience
+        self._host_of = {rank: i for i, ranks in enumerate(hosts) for rank in ranks}
+        self._asked: dict[int, float] = {}  # rank -> since when its question is open
+        self._heard: dict[int, float] = {}  # rank -> when it last answered
+        self._told: dict[int, float] = {}  # host -> since when it is silent, once that was told
+
+    def asks(self, awaited: Collection[int], now: float) -> list[int]:
+        """Return the ranks to ask now: those awaited that have no question open.
+
+        Where one is slow to answer, others of its host are asked as well. Nobody is asked twice:
+        what is sent over a link arrives, if it comes back.
+        """
+        found = []
+        for rank in sorted(awaited):
+            host = self._host_of[rank]
+            if host == self._here:
+                continue
+            since = self._asked.setdefault(rank, now)
+            if since == now:
+                found.append(rank)
+            elif now - since >= self._patience / 2:
+                others = [r for r in self._hosts[host] if r not in self._asked][:_MORE]
+                self._asked.update(dict.fromkeys(others, now))
+                found += others
+        return found
+
+    def heard(self, rank: int, now: float) -> tuple[int, float] | None:
+        """Take an answer in; return a host that was told to be silent, and for how long it was."""
+        self._heard[rank] = now
+        self._asked.pop(rank, None)
+        host = self._host_of[rank]
+        if any(r in self._asked for r in self._hosts[host]):
+            return None
+        since = self._told.pop(host, None)
+        return None if since is None else (host, now - since)
+
+    def news(self, awaited: Collection[int], now: float) -> list[Quiet]:
+        """Return the hosts that have become silent, each once, while somebody waits for them."""
+        found = []
+        for quiet in self.silent(now):
+            if quiet.host not in self._told and not set(quiet.silent).isdisjoint(awaited):
+                self._told[quiet.host] = now - quiet.seconds
+                found.append(quiet)
+        return found
+
+    def silent(self, now: float) -> list[Quiet]:
+        """Return all hosts with ranks that do not answer."""
+        found = []
+        for host, ranks in enumerate(self._hosts):
+            open_ = [r for r in ranks if r in self._asked]
+            since = min((self._asked[r] for r in open_), default=now)
+            if not open_ or now - since < self._patience:
+                continue
+            answering = tuple(r for r in ranks if self._heard.get(r, -1.0) > since)
+            found.append(Quiet(host, tuple(open_), answering, now - since))
+        return found
