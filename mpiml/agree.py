@@ -2,17 +2,23 @@
 
 No message is sent while the program runs. A round is a call of ``agree_stop`` or a collective
 of `mpiml.collectives`. Each rank counts its rounds; when a stop comes,
-every rank freezes at its count and tells the first of the role, which answers with the target:
-one round more than the furthest has begun. A rank below it goes on, so collectives that others
-have entered are finished by all. If no further round is begun, because all members are idle, they
-stop at once (see `mpiml.idle`). Pure state: what to send is returned, not sent.
+every rank freezes at its count, and the furthest count goes up a tree of the role's members. From
+its top comes down the target: one round more than the furthest has begun. A rank below it goes on,
+so collectives that others have entered are finished by all. If no further round is begun, because
+all members are idle, they stop at once (see `mpiml.idle`). Pure state: what to send is returned,
+not sent (see `mpiml.agreeing`).
 """
 
 import threading
 
+from mpiml.control import children, parent
 from mpiml.waits import Wait
+from mpiml.wire import AGREE_COUNT, AGREE_REST, AGREE_TARGET
 
-__all__ = ["Agreement", "Tally"]
+__all__ = ["Agreement", "Branch", "Message"]
+
+Message = tuple[int, int, int]
+"""Kind of a frame, index of the member that is meant, number."""
 
 _MORE = 100  # rounds after the last ``agree_stop``, beyond ten times as many as there ever were
 
@@ -93,28 +99,69 @@ class Agreement:
         return target == 0
 
 
-class Tally:
-    """The first rank's side: collects the counts of a role."""
+class Branch:
+    """What one member knows of those below it in the tree of its role, and passes on.
 
-    def __init__(self, replicas: int) -> None:
-        self._counts: dict[int, int] = {}
-        self._idle: set[int] = set()
-        self._lock = threading.Lock()
-        self._replicas = replicas
-        self.target = 0
+    Each method takes in what was heard and returns messages: kind, index of the member that is
+    meant, number. One to the member itself is for its own node.
 
-    def add(self, vertex: int, count: int) -> int | None:
-        """Take a count in; return the target once all have come: 0, or the furthest plus 1."""
-        self._counts[vertex] = count
-        if len(self._counts) < self._replicas:
-            return None
+    Parameters
+    ----------
+    index, replicas
+        Which member of how many.
+    """
+
+    __slots__ = ("_asking", "_counts", "_idle", "_told", "above", "below", "index", "target")
+
+    def __init__(self, index: int, replicas: int) -> None:
+        self.index = index
+        self.above = parent(index)
+        self.below = children(index, replicas)
+        self.target: int | None = None
+        self._counts: dict[int, int] = {}  # the furthest of each branch, and of the member
+        self._idle: set[int] = set()  # branches all of whose members are, and the member
+        self._told = False  # that all here are idle; until it has been taken back
+        self._asking: list[int] = []  # to go on all the same
+
+    def count(self, index: int, count: int) -> list[Message]:
+        """Take in the furthest count of a branch below, or the member's own."""
+        self._counts[index] = count
+        if len(self._counts) <= len(self.below):
+            return []
         furthest = max(self._counts.values())
-        self.target = furthest + 1 if furthest else 0
-        return self.target
+        if self.above >= 0:
+            return [(AGREE_COUNT, self.above, furthest)]
+        return self.decide(furthest + 1 if furthest else 0)
 
-    def rest(self, vertex: int, idle: bool) -> bool:
-        """Note that a member is idle, or wants to go on; whether all are: then it is too late."""
-        with self._lock:
-            if len(self._idle) < self._replicas:
-                (self._idle.add if idle else self._idle.discard)(vertex)
-            return len(self._idle) == self._replicas
+    def rest(self, index: int, idle: bool) -> list[Message]:
+        """Take in that all of a branch, or the member, are idle; or that one wants to go on.
+
+        It may, unless somebody has heard that all are. So where that was told above, it is asked
+        there first.
+        """
+        if idle:
+            self._idle.add(index)
+            if len(self._idle) <= len(self.below):
+                return []
+            if self.above < 0:
+                return self.decide(0)
+            self._told = True
+            return [(AGREE_REST, self.above, 1)]
+        if self.target == 0:
+            return []  # too late, which it will hear
+        self._idle.discard(index)
+        if not self._told:
+            return [(AGREE_TARGET, index, self.target or 0)]
+        self._asking.append(index)
+        return [(AGREE_REST, self.above, 0)] if len(self._asking) == 1 else []
+
+    def decide(self, target: int) -> list[Message]:
+        """Take in what comes down: the target, 0 to stop at once, or that who asks may go on."""
+        if self.target is None or (self.target and not target):
+            self.target = target
+            return [(AGREE_TARGET, index, target) for index in (*self.below, self.index)]
+        if not target:
+            return []
+        self._told = False
+        asking, self._asking = self._asking, []
+        return [(AGREE_TARGET, index, target) for index in asking]

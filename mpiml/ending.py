@@ -6,29 +6,18 @@ is one decision and one reason, which comes down the same tree. Then bodies end,
 made are run until two rounds of counts agree, and the ranks leave together.
 """
 
-import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from mpiml import control
-from mpiml.agree import Tally
 from mpiml.contents import parts
 from mpiml.control import FINISHED, STUCK, Note
 from mpiml.engine import Engine
 from mpiml.waits import Wait
-from mpiml.wire import (
-    AGREE_COUNT,
-    AGREE_REST,
-    AGREE_TARGET,
-    STATUS,
-    STOP,
-    STOP_ASK,
-    STOP_REQUEST,
-    STOP_TOLD,
-    Frame,
-)
+from mpiml.waves import Values, Waves
+from mpiml.wire import STATUS, STOP, STOP_ASK, STOP_REQUEST, STOP_TOLD, Frame
 
 __all__ = ["Ending"]
 
@@ -66,20 +55,13 @@ class Ending:
         self._sent = -1
         self._ready = False
         self._asked = False  # for the end, on this rank; the decision may be under way still
-        self._questions: dict[int, _Question] = {}
-        self._numbers = itertools.count()
-        self.tallies: dict[int, tuple[Tally, list[tuple[int, int]]]] = {}
-        self.members: dict[int, Any] = {}  # vertex -> node with an `agreement`
+        self._passed = 0  # how much weight what has been asked for above has
+        self._asks = Waves(engine, STOP_ASK, STOP_TOLD, self._look, _either)
         engine.handlers.update(
             {
                 STATUS: self._on_status,
                 STOP_REQUEST: self._on_request,
                 STOP: self._on_order,
-                STOP_ASK: self._on_ask,
-                STOP_TOLD: self._on_told,
-                AGREE_COUNT: self._on_count,
-                AGREE_TARGET: self._on_target,
-                AGREE_REST: self._on_rest,
             }
         )
 
@@ -123,13 +105,26 @@ class Ending:
     def request(self, note: Note) -> None:
         """Ask for the end of the program; the first reason wins, a failure over a wish."""
         self._asked = True  # before anybody can hear of it
-        if self.engine.rank == 0:
-            self.accept(note)
-        else:
-            self.engine.transmit(0, STOP_REQUEST, self.engine.rank, 0, body=note.pack())
+        self._pass_on(note)
 
     def _on_request(self, rank: int, frame: Frame, buffers: Sequence[Any]) -> None:
-        self.accept(_note(frame, buffers))
+        self._pass_on(_note(frame, buffers))
+
+    def _pass_on(self, note: Note) -> None:
+        """Let the top hear of it, unless what has been passed on counts as much.
+
+        So where all ranks fail at once, no rank hears more than its share.
+        """
+        above = control.parent(self.engine.rank)
+        if above < 0:
+            self.accept(note)
+            return
+        weight = 1 if note.benign else 3 if note.reason == STUCK else 2
+        with self._lock:
+            if weight <= self._passed:
+                return
+            self._passed = weight
+        self.engine.transmit(above, STOP_REQUEST, self.engine.rank, above, body=note.pack())
 
     def _on_order(self, rank: int, frame: Frame, buffers: Sequence[Any]) -> None:
         self.accept(_note(frame, buffers))
@@ -163,60 +158,10 @@ class Ending:
         itself spreads: every rank answers later than that. `then` is called on the thread that
         takes the last answer in.
         """
-        number, size = next(self._numbers), self.engine.size
-        self._questions[number] = _Question(size, then)
-        for rank in range(size):
-            self.engine.transmit(rank, STOP_ASK, self.engine.rank, rank, id=number)
+        self._asks.ask(lambda values: then(bool(values[0])))
 
-    def _on_ask(self, rank: int, frame: Frame, buffers: Sequence[Any]) -> None:
-        asked = self._asked or self.note is not None
-        self.engine.transmit(
-            rank, STOP_TOLD, self.engine.rank, rank, id=frame.id, aux=int(asked)
-        )
-
-    def _on_told(self, rank: int, frame: Frame, buffers: Sequence[Any]) -> None:
-        question = self._questions[frame.id]
-        with self._lock:
-            question.asked |= bool(frame.aux)
-            question.missing -= 1
-            if question.missing:
-                return
-            del self._questions[frame.id]
-        question.then(question.asked)
-
-    # -- the agreed stop of roles -------------------------------------------------------------
-
-    def add_role(self, first: int, members: list[tuple[int, int]]) -> None:
-        """Let this rank, which has the first node of a role, collect its counts."""
-        self.tallies[first] = (Tally(len(members)), members)
-
-    def freeze(self, vertex: int, first: tuple[int, int], count: int) -> None:
-        """Tell the first of the role, ``(vertex, rank)``, at which round `vertex` stands."""
-        self.engine.transmit(first[1], AGREE_COUNT, vertex, first[0], id=count)
-
-    def _on_count(self, rank: int, frame: Frame, buffers: Sequence[Any]) -> None:
-        tally, members = self.tallies[frame.target]
-        target = tally.add(frame.source, frame.id)
-        if target is not None:
-            for vertex, owner in members:
-                self.engine.transmit(owner, AGREE_TARGET, frame.target, vertex, id=target)
-
-    def idle(self, vertex: int, first: tuple[int, int], idle: bool) -> None:
-        """Tell the first of the role that a node is idle, or asks to go on; see `mpiml.idle`."""
-        self.engine.transmit(first[1], AGREE_REST, vertex, first[0], aux=idle)
-
-    def _on_rest(self, rank: int, frame: Frame, buffers: Sequence[Any]) -> None:
-        tally, members = self.tallies[frame.target]
-        if tally.rest(frame.source, bool(frame.aux)):
-            for vertex, owner in members if frame.aux else ():
-                self.engine.transmit(owner, AGREE_TARGET, frame.target, vertex, id=0)
-        elif not frame.aux:
-            self.engine.transmit(
-                rank, AGREE_TARGET, frame.target, frame.source, id=tally.target
-            )
-
-    def _on_target(self, rank: int, frame: Frame, buffers: Sequence[Any]) -> None:
-        self.members[frame.target].on_target(frame.id)
+    def _look(self) -> Values:
+        return (int(self._asked or self.note is not None),)
 
     # -- quiet ---------------------------------------------------------------------------------
 
@@ -255,8 +200,10 @@ class Ending:
             last = totals
 
     def _sum(self, comm: Any, values: list[int], until: Callable[[], bool]) -> list[int] | None:
+        if until():
+            return None
         if comm is None:
-            return None if until() else values
+            return values
         from array import array
 
         out, given = array("q", bytes(8 * len(values))), array("q", values)
@@ -287,14 +234,9 @@ class Ending:
         return self.note is not None and not self.note.benign
 
 
-class _Question:
-    """Whether the end has been asked for, on its way to all ranks."""
-
-    def __init__(self, size: int, then: Callable[[bool], None]) -> None:
-        self.missing = size
-        self.asked = False
-        self.then = then
-
-
 def _note(frame: Frame, buffers: Sequence[Any]) -> Note:
     return Note.unpack(bytes(parts(frame, buffers)[0]))
+
+
+def _either(one: Values, other: Values) -> Values:
+    return (one[0] | other[0],)

@@ -275,7 +275,7 @@ class HostedNode:
                 self.agreement.decide(count + 1 if count else 0)
             self.release()
         elif count is not None:
-            self.runtime.ending.freeze(self.vertex, self.runtime.first_of(self.spec), count)
+            self.runtime.agreeing.freeze(self.vertex, count)
 
     def on_target(self, target: int) -> None:
         """Learn after which round the role stops."""
@@ -293,7 +293,7 @@ class HostedNode:
             self.resumed = Wait(self.resumed.about)
             self.idle = True  # before the look: who begins a round counts it, then looks here
             if self.agreement.rounds == rounds:
-                self.runtime.ending.idle(self.vertex, self.runtime.first_of(self.spec), True)
+                self.runtime.agreeing.idle(self.vertex, True)
             else:
                 self.idle = False
 
@@ -303,7 +303,7 @@ class HostedNode:
             if not self.idle:
                 return
             resumed = self.resumed
-            self.runtime.ending.idle(self.vertex, self.runtime.first_of(self.spec), False)
+            self.runtime.agreeing.idle(self.vertex, False)
         self.runtime.engine.wait(resumed, None, None)
 
     def release(self) -> None:

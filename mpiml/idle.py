@@ -4,7 +4,7 @@ A role that has counted rounds stops after the next one, see `mpiml.agree`. Wher
 as with a collective that only hands out first values, no replica would ever reach it. So, some
 time after a stop has come, a node whose body only waits in mpiml or looks at ``stopping``, and
 begins no round, says that it is idle, which promises to ask before it begins another. Once all
-of a role are idle or have left, the first of the role stops them all at once.
+of a role are idle or have left, the top of the role's tree stops them all at once.
 """
 
 import threading
@@ -72,7 +72,7 @@ class Idle:
             return
         if node.agreed or node.returned:
             self._told.add(node.vertex)
-            self._runtime.ending.idle(node.vertex, self._runtime.first_of(node.spec), True)
+            self._runtime.agreeing.idle(node.vertex, True)
             return
         if not agreement.ending:
             return

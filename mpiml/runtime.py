@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
+from mpiml.agreeing import Agreeing
 from mpiml.board import Boards
 from mpiml.callbacks import callbacks
 from mpiml.client import Client, NodeClient
@@ -88,13 +89,12 @@ class Runtime:
         self._scopes: list[Scope] = [node.scope for node in self.nodes]
         self.router = Router(engine)
         self.router.servers = {node.vertex: node.server for node in self.nodes}
+        self.agreeing = Agreeing(engine, ranks)
         self.teams = Teams(self)
         self.idle = Idle(self)
         for node in self.nodes:
-            self.ending.members[node.vertex] = node
-            if node.spec.index == 0 and node.spec.replicas > 1:
-                role = vertices.ids_of(node.spec.role_index)
-                self.ending.add_role(node.vertex, [(v, ranks[v]) for v in role])
+            if node.spec.replicas > 1:
+                self.agreeing.add(node, vertices.ids_of(node.spec.role_index))
         self.topics = Topics(engine, vertices, ranks, ends_of(vertices), hosts.host_of)
         self.quiet = Quiet(self)
         self.boards = Boards(engine, lambda first: vertices[first].replicas)
@@ -312,6 +312,8 @@ class Runtime:
 
     def _finish(self) -> None:
         """End in order: bodies, calls, callbacks, calls again, streams, services."""
+        if self.engine.ended_by is not None:
+            raise self.engine.ended_by
         ending = self.ending
         comm = self.world.engine_comm if self.world is not None and self.engine.link else None
 

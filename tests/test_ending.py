@@ -72,7 +72,7 @@ def note(reason, rank=0):
     return Note(reason, 1, 0, rank, "why")
 
 
-@given(st.data(), st.integers(1, 9))
+@given(st.data(), st.integers(1, 12))
 def test_a_wish_that_came_before_the_question_is_heard_of_in_any_order(data, size):
     net = Network(size, [1] * size)
     rank = st.integers(0, size - 1)
@@ -86,7 +86,7 @@ def test_a_wish_that_came_before_the_question_is_heard_of_in_any_order(data, siz
         assert told[-1] is wished
     net.run()
     assert net.reasons() == [REQUESTED] * size
-    assert not any(ending._questions for ending in net.endings)
+    assert not any(ending._asks._open for ending in net.endings)
 
 
 @pytest.mark.parametrize("size", [1, 2, 9, 30])
@@ -122,10 +122,34 @@ def test_a_program_without_bodies_does_not_end_by_itself():
 
 def test_the_first_failure_wins_everywhere():
     net = Network(12, [1] * 12)
+    net.run()
     net.endings[11].request(note(FAILED, 11))
+    net.deliver()  # it has come as far as the other starts from
+    net.deliver()
     net.endings[5].request(note(EXIT, 5))
     net.run()
     assert {ending.note.rank for ending in net.endings} == {11}
+
+
+def test_where_all_fail_at_once_no_rank_hears_of_many():
+    net = Network(100, [1] * 100)
+    net.run()
+    heard = [0] * 100
+    for ending in net.endings:
+
+        def listen(
+            rank, frame, buffers, ending=ending, take=ending.engine.handlers[STOP_REQUEST]
+        ):
+            heard[ending.engine.rank] += 1
+            take(rank, frame, buffers)
+
+        ending.engine.handlers[STOP_REQUEST] = listen
+    for reason in (REQUESTED, FAILED):
+        for rank, ending in enumerate(net.endings):
+            ending.request(note(reason, rank))
+    net.run()
+    assert net.reasons() == [FAILED] * 100
+    assert max(heard) <= 2 * 8
 
 
 def test_a_failure_replaces_a_wish_and_a_wish_never_a_failure():

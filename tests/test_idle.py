@@ -43,9 +43,9 @@ class Fakes:
         runtime = types.SimpleNamespace(
             nodes=[self.node],
             engine=types.SimpleNamespace(sleepers=self.sleepers),
-            ending=types.SimpleNamespace(idle=lambda *what: self.told.append(what)),
+            agreeing=types.SimpleNamespace(idle=lambda *what: self.told.append(what)),
+            ending=types.SimpleNamespace(),
             teams=types.SimpleNamespace(busy=lambda node: self.busy),
-            first_of=lambda spec: (0, 0),
         )
         self.idle = Idle(runtime)
         self.idle._seen = {1: (2, 0, 0.0)}
@@ -110,7 +110,7 @@ def test_who_has_left_says_so_once(fakes, why):
     setattr(fakes.node, why, True)
     for clock in (0.5, 0.6):
         assert not fakes.look(clock)
-    assert fakes.told == [(1, (0, 0), True)]
+    assert fakes.told == [(1, True)]
 
 
 def test_nothing_is_said_where_all_stop_at_once(fakes):

@@ -36,7 +36,7 @@ FLOORS = {
             "mpiml.vendors",
         ],
         ["mpiml.hosts", "mpiml.started"],
-        ["mpiml.binding", "mpiml.whereabouts"],
+        ["mpiml.binding", "mpiml.gpus", "mpiml.whereabouts"],
         ["mpiml.alarms", "mpiml.signatures", "mpiml.waits"],
         ["mpiml.payload_memory", "mpiml.tracebacks"],
         ["mpiml.callbacks", "mpiml.cores", "mpiml.handles", "mpiml.nodes", "mpiml.wire"],

@@ -12,19 +12,19 @@ seen: a service that publishes from such a thread needs a ``run()`` that returns
 done.
 
 Rank 0 asks once its own frames have stood still for a look, and less and less often while the
-answer is no.
+answer is no. The questions go down a tree, and what comes up is summed (see `mpiml.waves`).
 """
 
-import struct
 import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from mpiml.callbacks import callbacks
-from mpiml.contents import parts
+from mpiml.control import children
 from mpiml.hosting import has_body
 from mpiml.survey import coroutines_of
-from mpiml.wire import TOPIC_ASK, TOPIC_QUIET, Frame
+from mpiml.waves import Values, Waves
+from mpiml.wire import TOPIC_ASK, TOPIC_OVER, TOPIC_QUIET, Frame
 
 __all__ = ["Quiet"]
 
@@ -32,8 +32,6 @@ _STEP = 0.05  # s between looks, at first
 _LONGEST = 1.0  # s between them in the end, where asking has been in vain
 _PAUSE = 0.002  # s between two waves, so that what the first has sent is counted in the second
 _LIMIT = 2.0  # s to wait for answers; a rank that computes may be late, and is not quiet then
-_END = 1  # `aux` of a question that is none: services end
-_STATE = struct.Struct("<QQI?")
 
 
 class _State(NamedTuple):
@@ -45,19 +43,17 @@ class _State(NamedTuple):
     quiet: bool
 
 
-class _Wave:
-    """One round of questions. A late answer still lands in the wave it belongs to, and only there."""
+class _Answer:
+    """What all ranks say together. A late one still lands where it was asked for, and only there."""
 
-    def __init__(self, number: int, size: int, here: _State) -> None:
-        self.number = number
-        self.answers = {0: here}
+    def __init__(self) -> None:
+        self.state: _State | None = None
         self.complete = threading.Event()
-        self._size = size
 
-    def add(self, rank: int, state: _State) -> None:
-        self.answers[rank] = state
-        if len(self.answers) == self._size:
-            self.complete.set()
+    def take(self, values: Values) -> None:
+        sent, received, open_, quiet = values
+        self.state = _State(sent, received, open_, bool(quiet))
+        self.complete.set()
 
 
 class Quiet:
@@ -74,10 +70,11 @@ class Quiet:
         self._closed = threading.Event()
         self.looks = 0  #: how often rank 0 has looked whether its own nodes wait
         self.waves = 0  #: how often it has asked all ranks
-        self._wave: _Wave | None = None
-        self._own_sent = self._own_received = 0  # frames of these waves, which do not count
-        runtime.engine.handlers[TOPIC_ASK] = self._on_ask
-        runtime.engine.handlers[TOPIC_QUIET] = self._on_answer
+        self._wave: _Answer | None = None
+        self._asks = Waves(
+            runtime.engine, TOPIC_ASK, TOPIC_QUIET, lambda: tuple(self.local()), _together
+        )
+        runtime.engine.handlers[TOPIC_OVER] = self._on_over
 
     def watch(self) -> None:
         """Begin, if some service publishes and has no body. Called once.
@@ -110,22 +107,21 @@ class Quiet:
         left = sum(
             not (node.returned or node.waiting or node.spec.daemon) for node in runtime.nodes
         )
-        return _State(sent - self._own_sent, received - self._own_received, left, quiet)
+        # the frames of these waves do not count
+        return _State(sent - self._asks.sent, received - self._asks.received, left, quiet)
 
-    def _on_ask(self, rank: int, frame: Frame, buffers: Sequence[Any]) -> None:
+    def _on_over(self, rank: int, frame: Frame, buffers: Sequence[Any]) -> None:
+        self._over()
+
+    def _over(self) -> None:
+        """End the topics of services here, and let the ranks below know."""
         runtime = self._runtime
-        if frame.aux == _END:
-            for node in runtime.nodes:
-                if not node.body:
-                    runtime.topics.end(node.vertex, late=True)
-            return
-        state = self.local()
-        self._own_received += 1  # counted by the engine once this has returned
-        self._own_sent += 1
-        body = _STATE.pack(*state)
-        runtime.engine.transmit(
-            rank, TOPIC_QUIET, runtime.engine.rank, rank, frame.id, body=body
-        )
+        engine = runtime.engine
+        for rank in children(engine.rank, engine.size):
+            engine.transmit(rank, TOPIC_OVER, engine.rank, rank)
+        for node in runtime.nodes:
+            if not node.body:
+                runtime.topics.end(node.vertex, late=True)
 
     # -- rank 0 --------------------------------------------------------------------------------
 
@@ -141,8 +137,7 @@ class Quiet:
             first = self._ask(here)
             paused = first is not None and not self._closed.wait(_PAUSE)
             if paused and self._ask(self.local()) == first:
-                for rank in range(runtime.engine.size):
-                    runtime.engine.transmit(rank, TOPIC_ASK, 0, rank, aux=_END)
+                self._over()
                 return
             step = min(2 * step, _LONGEST)
 
@@ -152,27 +147,20 @@ class Quiet:
         Nor is the program where these differ, or where no body is left that could wait for a
         message: then it ends by itself, or runs until it is stopped.
         """
-        engine = self._runtime.engine
         self.waves += 1
-        wave = self._wave = _Wave(self.waves, engine.size, here)
+        answer = self._wave = _Answer()
         if not here.quiet or self._closed.is_set():  # after the assignment: see `close`
             return None
-        for rank in range(1, engine.size):
-            self._own_sent += 1
-            engine.transmit(rank, TOPIC_ASK, 0, rank, wave.number)
-        if engine.size > 1 and not wave.complete.wait(_LIMIT):
+        self._asks.ask(answer.take)
+        if not answer.complete.wait(_LIMIT) or answer.state is None:
             return None
-        found = list(wave.answers.values())
-        sent, received = sum(s.sent for s in found), sum(s.received for s in found)
-        left = any(s.open for s in found)
-        done = len(found) == engine.size and all(s.quiet for s in found)
-        return (sent, received) if done and sent == received and left else None
+        sent, received, left, quiet = answer.state
+        return (sent, received) if quiet and sent == received and left else None
 
-    def _on_answer(self, rank: int, frame: Frame, buffers: Sequence[Any]) -> None:
-        self._own_received += 1
-        wave = self._wave
-        if wave is not None and frame.id == wave.number:
-            wave.add(rank, _State(*_STATE.unpack(parts(frame, buffers)[0])))
+
+def _together(one: Values, other: Values) -> Values:
+    sent, received, left = (a + b for a, b in zip(one[:3], other[:3], strict=True))
+    return sent, received, left, one[3] & other[3]
 
 
 def _waits(node: Any, sleepers: Sequence[Any]) -> bool:

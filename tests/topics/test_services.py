@@ -9,7 +9,7 @@ import pytest
 
 import mpiml
 from mpiml.topics.quiet import Quiet, _State, _waits
-from mpiml.wire import Frame
+from mpiml.wire import TOPIC_QUIET, Frame
 from tests.playing import both
 from tests.topics.test_topics import LIMIT, hear, result, run
 
@@ -254,16 +254,16 @@ def test_questions_become_rarer_while_nothing_changes(monkeypatch):
 def test_a_late_answer_stays_in_its_wave(monkeypatch):
     state = _State(1, 1, 1, True)
     quiet, _, _ = quiet_of([], monkeypatch)
+    quiet.here = state
     assert quiet._ask(state) is None
     late = quiet._wave
     assert quiet._ask(state) is None
-    body = struct.pack("<QQI?", 9, 9, 0, True)
-    frame = Frame(0, 0, 0, 1, 0, late.number, 0, b"", body, ())
-    quiet._on_answer(1, frame, ())
-    assert set(quiet._wave.answers) == {0}
-    late.add(1, state)  # as from a thread that has read the wave before
+    body = struct.pack("<4q", 9, 9, 0, True)
+    frame = Frame(0, 0, 0, 1, 0, 0, 0, b"", body, ())  # of the first question
+    quiet._asks._engine.handlers[TOPIC_QUIET](1, frame, ())
+    assert late.state == _State(10, 10, 1, True)
     assert not quiet._wave.complete.is_set()
-    assert set(quiet._wave.answers) == {0}
+    assert quiet._wave.state is None
 
 
 def test_where_only_daemons_wait_the_program_runs_until_it_is_stopped():
