@@ -22,6 +22,7 @@ So are those that begin with ``MPIML_TEST_``, which steer mpiml's own test scrip
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 """Slurm numbers its batch, extern and interactive steps from the top of 32 bits down."""
 
+_BINDING = {"GOMP_CPU_AFFINITY", "KMP_AFFINITY"}
 _SWITCH = {"1": True, "on": True, "true": True, "yes": True}
 _SWITCH |= {"0": False, "off": False, "false": False, "no": False}
 _UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
@@ -116,6 +117,8 @@ class Config(NamedTuple):
     cuda_visible_devices, omp_set, omp_threads
         ``CUDA_VISIBLE_DEVICES`` as it stands; whether ``OMP_NUM_THREADS`` is set, and the first
         number in it.
+    omp_bind
+        The user asks OpenMP to bind its threads.
     launcher_pid, launcher_host
         The process that mpiml's own starter says to watch, and the host where it runs.
     spin_us, window_messages, window_bytes, doorbell
@@ -153,6 +156,7 @@ class Config(NamedTuple):
     cuda_visible_devices: str | None = None
     omp_set: bool = False
     omp_threads: int | None = None
+    omp_bind: bool = False
     launcher_pid: int | None = None
     launcher_host: str | None = None
     spin_us: int = 50
@@ -190,6 +194,8 @@ class Config(NamedTuple):
             cuda_visible_devices=environ.get("CUDA_VISIBLE_DEVICES"),
             omp_set="OMP_NUM_THREADS" in environ,
             omp_threads=_first(environ.get("OMP_NUM_THREADS", "")),
+            omp_bind=not _BINDING.isdisjoint(environ)
+            or environ.get("OMP_PROC_BIND", "false").lower() != "false",
         )
         return base._replace(**_launched(environ), **_own(environ))
 

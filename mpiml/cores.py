@@ -7,12 +7,20 @@ what is loaded later, and for what is loaded already where threadpoolctl is inst
 """
 
 import os
-from collections.abc import MutableMapping
+import sys
+from collections.abc import Callable, MutableMapping, Sequence
+from typing import TypeVar
 
+from mpiml.binding import binding_notes
 from mpiml.config import Config
-from mpiml.hosts import cores_available, local_facts
+from mpiml.hosts import Facts, cores_available, local_facts
+from mpiml.machine import affinity, assume, read_text
 
-__all__ = ["settle_cores", "share_cores"]
+__all__ = ["keeping_cores", "settle_cores", "share_cores", "start_notes"]
+
+T = TypeVar("T")
+
+_OPENMP = ("libgomp", "libiomp5", "libomp")
 
 _ours: list[str] = []  # the value that we set, if the user did not
 
@@ -54,3 +62,54 @@ def settle_cores(threads: int, environ: MutableMapping[str, str] | None = None) 
 def _set(threads: int, environ: MutableMapping[str, str]) -> None:
     environ["OMP_NUM_THREADS"] = str(threads)
     _ours[:] = [str(threads)]
+
+
+def start_notes(facts: Sequence[Facts], whole: bool) -> list[str]:
+    """Return what is said at the start of how ranks are bound. Local.
+
+    Parameters
+    ----------
+    facts
+        Of each rank.
+    whole
+        These are all ranks that the launcher started.
+    """
+    return binding_notes(facts, Config.read_foreign().launcher, bool(_ours), whole)
+
+
+def keeping_cores(load: Callable[[], T], config: Config) -> Callable[[], T]:
+    """Wrap `load`, which imports the user's file, so that its imports take no cores away.
+
+    Local. Some builds of OpenMP bind the thread that loads them to one core (``import torch``
+    after NumPy has been seen to), and with it every thread that starts later, mpiml's too. The
+    mask is put back, and one rank says so. Where the user asks OpenMP to bind, its threads have
+    the other cores, and nothing is changed. A file that sets its own mask keeps it.
+    """
+
+    def keeping() -> T:
+        before = affinity()
+        try:
+            return load()
+        finally:
+            now = affinity()
+            if now < before:
+                _put_back(before, now, config)
+
+    return keeping
+
+
+def _put_back(before: frozenset[int], now: frozenset[int], config: Config) -> None:
+    loaded = read_text("/proc/self/maps") or ""
+    library = next((name for name in _OPENMP if name in loaded), None)
+    if library is None:
+        return
+    if config.omp_bind:
+        assume(before)
+        return
+    os.sched_setaffinity(0, before)
+    if config.rank_hint in (None, 0):
+        cores = "1 core" if len(now) == 1 else f"{len(now)} cores"
+        sys.stderr.write(
+            f"mpiml: importing the program bound it to {cores} of {len(before)} ({library} does "
+            "so in some builds); its mask is put back. OMP_PROC_BIND=true keeps the binding.\n"
+        )

@@ -16,6 +16,7 @@ from mpiml.errors import UsageError
 from mpiml.fingerprint import Describer, own_path, sha256
 from mpiml.graph import Member, arguments
 from mpiml.program import Program
+from mpiml.whereabouts import whole_hosts
 
 try:  # the module behind hashlib, which would load OpenSSL
     from _blake2 import blake2b
@@ -82,13 +83,17 @@ def digest(lines: Iterable[tuple[str, str]]) -> bytes:
     return bytes(total.digest())
 
 
-def first_difference(lines_of_ranks: Sequence[Sequence[tuple[str, str]]]) -> str:
+def first_difference(
+    lines_of_ranks: Sequence[Sequence[tuple[str, str]]], hosts: Sequence[str] = ()
+) -> str:
     """Return which line differs first, what it says where, and which ranks are odd.
 
     Parameters
     ----------
     lines_of_ranks : sequence of lists of (name, text)
         What `describe` returned on each rank, in rank order.
+    hosts : sequence of str
+        Host of each rank: named where the odd ranks are whole hosts.
 
     Returns
     -------
@@ -106,7 +111,8 @@ def first_difference(lines_of_ranks: Sequence[Sequence[tuple[str, str]]]) -> str
         for table, ranks in tables:
             groups.setdefault(table.get(name, _ABSENT), []).extend(ranks)
         if len(groups) > 1:
-            return _difference(name, {text: sorted(ranks) for text, ranks in groups.items()})
+            found = {text: sorted(ranks) for text, ranks in groups.items()}
+            return _difference(name, found, hosts)
     return ""
 
 
@@ -234,23 +240,23 @@ def _member(describer: Describer, member: Member, where: str) -> list[tuple[str,
     return lines
 
 
-def _difference(name: str, groups: dict[str, list[int]]) -> str:
+def _difference(name: str, groups: dict[str, list[int]], hosts: Sequence[str]) -> str:
     texts = sorted(groups, key=lambda text: (-len(groups[text]), groups[text][0]))
     usual, odd = texts[0], texts[1:]
-    parts = [f"{text} on {_ranks(groups[text])}" for text in odd[:3]]
+    parts = [f"{text} on {_ranks(groups[text], hosts)}" for text in odd[:3]]
     if len(odd) > 3:
         parts.append(f"{len(odd) - 3} other values on other ranks")
     count = len(groups[usual])
-    rest = f"the other {count} ranks" if count > _NAMED else _ranks(groups[usual])
+    rest = f"the other {count} ranks" if count > _NAMED else _ranks(groups[usual], ())
     return f'"{name}" is {", ".join(parts)}, and {usual} on {rest}'
 
 
-def _ranks(ranks: list[int]) -> str:
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
+def _ranks(ranks: list[int], hosts: Sequence[str]) -> str:
     shown = ", ".join(str(rank) for rank in ranks[:_NAMED])
-    more = len(ranks) - _NAMED
-    return f"ranks {shown} and {more} more" if more > 0 else f"ranks {shown}"
+    more = f" and {len(ranks) - _NAMED} more" if len(ranks) > _NAMED else ""
+    there = whole_hosts(frozenset(ranks), hosts) if hosts else []
+    place = f" (host {', '.join(there[:_NAMED])})" if there else ""
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {shown}{more}{place}"
 
 
 def _raw(value: Any) -> bytes:

@@ -17,6 +17,7 @@ from mpiml.digest import digest, first_difference
 from mpiml.errors import GraphMismatchError, RemoteError, UsageError
 from mpiml.hosts import FACTS_SIZE, Facts, local_facts
 from mpiml.payload import pack_error, unpack_error
+from mpiml.whereabouts import only_there
 
 __all__ = ["Record", "agree", "alone", "exchange"]
 
@@ -131,9 +132,11 @@ def exchange(
     records = [Record.unpack(data, rank, seen) for rank, data in enumerate(answers)]
     failed = [rank for rank, record in enumerate(records) if record.state != READY]
     if failed:
-        raise _failure(comm, error, failed[0], "built")
+        error = _failure(comm, error, failed[0], "built")
+        raise _located(error, only_there(failed, [record.facts for record in records]))
     if len({record.digest for record in records}) > 1:
-        _compare(comm, lines, [record.digest for record in records])
+        names = [record.facts.name for record in records]
+        _compare(comm, lines, [record.digest for record in records], names)
     return records
 
 
@@ -152,7 +155,12 @@ def agree(comm: Any, error: BaseException | None) -> None:
         raise _failure(comm, error, first, "started")
 
 
-def _compare(comm: Any, lines: Sequence[tuple[str, str]], digests: Sequence[bytes]) -> None:
+def _compare(
+    comm: Any,
+    lines: Sequence[tuple[str, str]],
+    digests: Sequence[bytes],
+    names: Sequence[str],
+) -> None:
     """Find the first difference. Collective over `comm`: one rank for each digest tells its lines.
 
     A module that only some ranks have imported is none: a body may import where it runs, and
@@ -175,11 +183,17 @@ def _compare(comm: Any, lines: Sequence[tuple[str, str]], digests: Sequence[byte
         for ranks in everything
     ]
     numbers = {found: number for number, found in enumerate(speakers)}
-    difference = first_difference([kept[numbers[found]] for found in digests])
+    difference = first_difference([kept[numbers[found]] for found in digests], names)
     if difference:
+        cure = "Let nothing in the graph depend on the rank, the time, or the machine."
+        if difference.startswith('"file '):
+            cure = (
+                "Let all hosts see one and the same file, or copy it to each before the start."
+            )
+        elif difference.startswith('"version '):
+            cure = "Install the same version on each host."
         raise GraphMismatchError(
-            f"expected all ranks to build the same program, but {difference}. Let nothing "
-            "in the graph depend on the rank, the time, or the machine."
+            f"expected all ranks to build the same program, but {difference}. {cure}"
         )
 
 
@@ -208,6 +222,17 @@ def _failure(comm: Any, error: BaseException | None, rank: int, doing: str) -> B
         stack = data[start : start + length].decode(errors="replace")
         error.__cause__ = RemoteError(f"while the program was {doing} on rank {rank}:\n{stack}")
     error.mpiml_rank = rank  # type: ignore[attr-defined]
+    return error
+
+
+def _located(error: BaseException, where: str) -> BaseException:
+    """Add where it was to an error: to the text of one that is shown without a traceback."""
+    if not where:
+        return error
+    if isinstance(error, UsageError) and len(error.args) == 1:
+        error.args = (f"{error.args[0]} {where}",)
+    else:
+        error.add_note(where)
     return error
 
 

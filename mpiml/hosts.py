@@ -10,11 +10,12 @@ import os
 import struct
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from mpiml.config import Config
 from mpiml.errors import UsageError
+from mpiml.machine import affinity, folder_number, group_quota, read_text, visible_gpus
 
 __all__ = [
     "FACTS_SIZE",
@@ -34,9 +35,10 @@ _NAME_BYTES = 64
 _CORE_BITS = 2048
 _GPU_BITS = 64
 
-# version, flags (1: GPUs private), length of the name, -, cores given by the launcher,
-# quota in cores (0: none), machine, GPU mask, name, core mask; little endian, no padding
-_LAYOUT = struct.Struct(f"<BBBxIdQQ{_NAME_BYTES}s{_CORE_BITS // 8}s")
+# version, flags (1: GPUs private, 2: GPUs hidden), length of the name, -, cores given by the
+# launcher, quota in cores (0: none), machine, GPU mask, name, core mask, threads, cores of the
+# launcher, working folder; little endian, no padding; what is 0 is not known
+_LAYOUT = struct.Struct(f"<BBBxIdQQ{_NAME_BYTES}s{_CORE_BITS // 8}sHHI")
 
 FACTS_SIZE = _LAYOUT.size
 """Bytes of one packed `Facts`."""
@@ -62,6 +64,15 @@ class Facts(NamedTuple):
         A number that differs between two machines of the same name, or 0.
     gpus_private
         Device numbers of this rank mean devices that no other rank sees.
+    gpus_hidden
+        There are devices, but ``CUDA_VISIBLE_DEVICES`` shows none of them.
+    threads
+        First number in ``OMP_NUM_THREADS``, or 0.
+    around
+        Cores in the affinity mask of the parent, which is the launcher's process on this host:
+        more than in the own mask where the rank was bound. 0 where that is not known.
+    folder
+        A number made of the path of the working folder; 0 where that is missing.
     """
 
     name: str
@@ -71,6 +82,10 @@ class Facts(NamedTuple):
     given: int = 0
     machine: int = 0
     gpus_private: bool = False
+    gpus_hidden: bool = False
+    threads: int = 0
+    around: int = 0
+    folder: int = 0
 
     def pack(self) -> bytes:
         """Return the facts as `FACTS_SIZE` bytes; cores above 2047 and GPUs above 63 drop out.
@@ -80,7 +95,7 @@ class Facts(NamedTuple):
         name = self.name.encode()[:_NAME_BYTES]
         return _LAYOUT.pack(
             FACTS_VERSION,
-            int(self.gpus_private),
+            self.gpus_private | self.gpus_hidden << 1,
             len(name),
             min(self.given, 0xFFFFFFFF),
             self.quota or 0.0,
@@ -88,6 +103,9 @@ class Facts(NamedTuple):
             _mask(self.gpus, _GPU_BITS),
             name,
             _mask(self.cores, _CORE_BITS).to_bytes(_CORE_BITS // 8, "little"),
+            min(self.threads, 0xFFFF),
+            min(self.around, 0xFFFF),
+            self.folder,
         )
 
     @classmethod
@@ -107,7 +125,7 @@ class Facts(NamedTuple):
                 f"launch: expected facts of {FACTS_SIZE} bytes, version {FACTS_VERSION}; got "
                 f"{len(data)} bytes, version {version}. Install the same mpiml for all ranks."
             )
-        _, flags, length, given, quota, machine, gpus, name, cores = _LAYOUT.unpack(data)
+        _, flags, length, given, quota, machine, gpus, name, cores, *rest = _LAYOUT.unpack(data)
         return cls(
             name[:length].decode(errors="replace"),
             frozenset(_bits(int.from_bytes(cores, "little"))),
@@ -116,6 +134,8 @@ class Facts(NamedTuple):
             given,
             machine,
             bool(flags & 1),
+            bool(flags & 2),
+            *rest,
         )
 
 
@@ -153,98 +173,28 @@ def cores_available(affinity: int, quota: float | None = None, given: int = 0) -
     return max(1, int(min(limits)))
 
 
-def group_quota(group: str, read: Callable[[str], str | None]) -> float | None:
-    """Return the cores that the control group of a process grants, or None without a limit.
-
-    Local: no MPI.
-
-    Parameters
-    ----------
-    group
-        Text of ``/proc/self/cgroup``.
-    read
-        Returns the text of a file, or None where there is none.
-    """
-    found: list[float] = []
-    for line in group.splitlines():
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        # A limit may sit on any ancestor, and inside a container the own path need not exist.
-        parts = [part for part in path.split("/") if part]
-        for depth in range(len(parts), -1, -1):
-            folder = "/".join(["", *parts[:depth]])
-            if not controllers:
-                found += _ratio(read(f"/sys/fs/cgroup{folder}/cpu.max"))
-            elif "cpu" in controllers.split(","):
-                quota = read(f"/sys/fs/cgroup/cpu{folder}/cpu.cfs_quota_us")
-                period = read(f"/sys/fs/cgroup/cpu{folder}/cpu.cfs_period_us")
-                found += _ratio(f"{quota} {period}")
-    return min(found, default=None)
-
-
-def _ratio(text: str | None) -> list[float]:
-    """Read quota and period; v2 writes ``max`` and v1 writes -1 for no limit."""
-    fields = (text or "").split()
-    if len(fields) == 2 and fields[0].isdigit() and fields[1].isdigit() and int(fields[1]):
-        return [int(fields[0]) / int(fields[1])]
-    return []
-
-
 def local_facts(config: Config | None = None) -> Facts:
     """Find the facts of this process.
 
     Local: no MPI; reads a few small files below ``/proc`` and ``/sys``.
     """
     config = Config.read() if config is None else config
-    boot = _read("/proc/sys/kernel/random/boot_id") or ""
+    boot = read_text("/proc/sys/kernel/random/boot_id") or ""
     digits = boot.strip().replace("-", "")[:16]
+    gpus = visible_gpus(config.cuda_visible_devices)
     return Facts(
         name=os.uname().nodename.encode()[:_NAME_BYTES].decode(errors="ignore") or "localhost",
-        cores=_affinity(),
-        quota=group_quota(_read("/proc/self/cgroup") or "", _read),
-        gpus=_visible_gpus(config.cuda_visible_devices),
+        cores=affinity(),
+        quota=group_quota(read_text("/proc/self/cgroup") or "", read_text),
+        gpus=gpus,
         given=config.cpus_per_task or 0,
         machine=int(digits, 16) if digits.isalnum() else 0,
         gpus_private=config.gpus_private,
+        gpus_hidden=not gpus and bool(visible_gpus(None)),
+        threads=config.omp_threads or 0,
+        around=len(affinity(os.getppid())),
+        folder=folder_number(),
     )
-
-
-def _affinity() -> frozenset[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return frozenset(os.sched_getaffinity(0))
-    return frozenset(range(os.cpu_count() or 1))
-
-
-def _read(path: str) -> str | None:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return None
-
-
-def _listed(path: str) -> list[str]:
-    try:
-        return os.listdir(path)
-    except OSError:
-        return []
-
-
-def _visible_gpus(visible: str | None) -> tuple[int, ...]:
-    """Return device numbers as CUDA would show them, without loading CUDA."""
-    if visible is not None:
-        names = [name.strip() for name in visible.split(",")]
-        if all(name.isdigit() for name in names):
-            return tuple(sorted({int(name) for name in names}))
-        # CUDA stops at the first name it cannot use; UUIDs have no number, so count them.
-        stop = next(
-            (i for i, n in enumerate(names) if n in ("", "-1", "NoDevFiles")), len(names)
-        )
-        return tuple(range(stop))
-    devices = [n for n in _listed("/dev") if n.startswith("nvidia") and n[6:].isdigit()]
-    driver = _listed("/proc/driver/nvidia/gpus")
-    # The driver lists every device of the machine, a container only has some device files.
-    return tuple(range(min(len(devices), len(driver)) if devices and driver else len(devices)))
 
 
 class Row(NamedTuple):

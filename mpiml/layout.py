@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from mpiml.errors import UsageError
+from mpiml.errors import PlacementError, UsageError
+from mpiml.gpus import why_too_few
 from mpiml.hosts import Facts, Hosts
 from mpiml.program import Program
 from mpiml.roles.placement import Ask, Plan, place
@@ -60,8 +61,21 @@ def lay_out(
         if role is not None:
             held.setdefault(program.roles[role].unit, []).append(rank)
     if not held or (hosts.size == 1 and _fits(asks, held)):
-        return place(asks, hosts, threads=threads), hosts
+        return _placed(asks, hosts, facts, threads), hosts
     return _around(asks, held, facts, host_size), hosts
+
+
+def _placed(
+    asks: Sequence[Ask], hosts: Hosts, facts: Sequence[Facts], threads: int | None = None
+) -> Plan:
+    """Place, and say of GPUs that are missing why they are."""
+    try:
+        return place(asks, hosts, threads=threads)
+    except PlacementError as error:
+        why = why_too_few(facts) if "GPU" in str(error) or "num_gpus" in str(error) else ""
+        if not why:
+            raise
+        raise PlacementError(f"{error} {why}") from None
 
 
 def _fits(asks: Sequence[Ask], held: dict[int, list[int]]) -> bool:
@@ -99,7 +113,8 @@ def _around(
     gpus: dict[tuple[int, int], tuple[int, ...]] = {}
     notes: tuple[str, ...] = ()
     if rest:
-        plan = place([asks[i] for i in rest], Hosts([facts[r] for r in free], host_size))
+        there = [facts[rank] for rank in free]
+        plan = _placed([asks[i] for i in rest], Hosts(there, host_size), there)
         for position, unit in enumerate(rest):
             placed[unit] = tuple(free[r] for r in plan.ranks[position])
         gpus = {(rest[unit], replica): ids for (unit, replica), ids in plan.gpus.items()}

@@ -61,7 +61,17 @@ def check_file(file: str | os.PathLike[str]) -> None:
     if os.path.isdir(file):
         raise UsageError(f"{file}: expected a Python file, got a folder.")
     if not os.path.exists(file):
-        raise UsageError(f"{file}: there is no such file (looked in {os.getcwd()}).")
+        raise UsageError(f"{file}: there is no such file (looked in {_folder()}).")
+
+
+def _folder() -> str:
+    try:
+        return os.getcwd()
+    except OSError:
+        raise UsageError(
+            "the working folder of this process is missing: it was removed, or this host does "
+            "not have it. Start from a folder that all hosts see."
+        ) from None
 
 
 def load(file: str | os.PathLike[str], name: str = "build") -> Callable[..., object]:
@@ -101,7 +111,7 @@ def refuse_while_loading() -> None:
 
 
 def _build_of(file: str | os.PathLike[str], name: str) -> Callable[..., object]:
-    module = _import(os.path.join(os.getcwd(), file))
+    module = _import(os.path.join("" if os.path.isabs(file) else _folder(), file))
     build = getattr(module, name, None)
     if build is None:
         raise UsageError(_no_build(file, name, module))

@@ -18,7 +18,7 @@ from typing import NoReturn
 
 from mpiml.cmdline import Help, Options, call_build, load, parse
 from mpiml.config import Config
-from mpiml.cores import share_cores
+from mpiml.cores import keeping_cores, share_cores
 from mpiml.errors import PlacementError, UsageError
 from mpiml.loading import answering_help
 from mpiml.program import Program
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.dry_run or options.n is not None:
         return _alone(options, where) if speaks else 0
     share_cores(where)  # before NumPy is loaded
-    load_program = answering_help(lambda: _program(options), speaks)
+    load_program = answering_help(keeping_cores(lambda: _program(options), where), speaks)
     return _run(load_program, options, where.launcher is not None)
 
 

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mpiml import machine
 from mpiml.config import Config
 from mpiml.errors import UsageError
 from mpiml.hosts import (
@@ -27,6 +28,10 @@ facts = st.builds(
     given=st.integers(0, 2**32 - 1),
     machine=st.integers(0, 2**64 - 1),
     gpus_private=st.booleans(),
+    gpus_hidden=st.booleans(),
+    threads=st.integers(0, 2**16 - 1),
+    around=st.integers(0, 2**16 - 1),
+    folder=st.integers(0, 2**32 - 1),
 )
 
 
@@ -44,7 +49,8 @@ def test_the_layout_is_fixed():
     assert data[:32] == head
     assert data[32:96] == b"n1" + bytes(62)
     assert data[96:99] == b"\x01\x02\x00"
-    assert FACTS_SIZE == 352
+    assert data[352:] == bytes(8), "what ranks of other languages leave out is not known"
+    assert FACTS_SIZE == 360
 
 
 def test_too_much_drops_out():
@@ -109,6 +115,8 @@ def test_local_facts():
     assert fact.cores == os.sched_getaffinity(0)
     assert fact.gpus == (2, 4)
     assert fact.given == 3
+    assert fact.around == len(os.sched_getaffinity(os.getppid()))
+    assert fact.folder
     assert Facts.unpack(fact.pack()) == fact
     assert local_facts().name == fact.name
 
@@ -120,6 +128,21 @@ def test_local_facts():
 )  # fmt: skip
 def test_visible_gpus(visible, gpus):
     assert local_facts(Config(cuda_visible_devices=visible)).gpus == gpus
+
+
+def test_devices_that_are_hidden_are_not_none(monkeypatch):
+    monkeypatch.setattr(machine, "_listed", lambda path: ["nvidia0", "nvidia1", "nvidiactl"])
+    assert local_facts(Config(cuda_visible_devices="")).gpus_hidden
+    assert not local_facts(Config(cuda_visible_devices="1")).gpus_hidden
+    assert not local_facts(Config()).gpus_hidden
+
+
+def test_a_working_folder_that_is_gone_has_no_number(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert machine.folder_number()
+    (tmp_path / "here").rmdir()
+    assert machine.folder_number() == 0
 
 
 def test_table_of_two_hosts_dealt_by_turns():
