@@ -12,12 +12,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from mpiml import threads
 from mpiml.collectives.labels import Label
 from mpiml.collectives.mail import Receiving, mail_of
 from mpiml.collectives.messages import Waiting
 from mpiml.collectives.neighbors.combining import weighted_sum
 from mpiml.collectives.neighbors.snapshots import Snapshots
+from mpiml.collectives.onesided.agent import refuse_agents
 from mpiml.collectives.over import OVER, THREADED
 from mpiml.collectives.regions import Regions, specs_of
 from mpiml.collectives.team import Team
@@ -75,9 +75,7 @@ class _Thread:
     """
 
     def __init__(self, team: Team, shared: Shared, sides: ActivePassive) -> None:
-        threads.need_multiple(
-            f"averaging in pairs by {team.title}", "Use neighbor_allreduce, or SGP."
-        )
+        refuse_agents(team, "AD-PSGD", "Use SGP or PairGossip.")
         self._team = team
         self._shared = shared
         self._sides = sides

@@ -18,7 +18,7 @@ from mpiml.collectives.over import OVER, THREADED
 from mpiml.collectives.team import Team
 from mpiml.errors import ServiceGoneError
 
-__all__ = ["Agent", "agent_of"]
+__all__ = ["Agent", "agent_of", "refuse_agents"]
 
 _KEY: Final = "agent of one-sided memory"
 _SOON: Final = 1e-3  # s, that it looks often after the last thing it did
@@ -43,10 +43,6 @@ class Agent:
 
     def add(self, turn: Callable[[], bool]) -> None:
         """Call `turn` from now on; it returns whether there was anything to do."""
-        threads.need_multiple(
-            f"one-sided memory of {self._title}, on several hosts",
-            "Make it on the ranks of one host each, or use allreduce.",
-        )
         with self._lock:
             self._turns = [*self._turns, turn]
             if self._thread is None:
@@ -98,6 +94,20 @@ class Agent:
             else:
                 self._wake.clear()
                 self._wake.wait(_LONG if now - last > _SILENT else _SHORT)
+
+
+def refuse_agents(team: Team, what: str, instead: str) -> None:
+    """Refuse what needs an agent, on all members, where only one thread may call MPI. Local.
+
+    Parameters
+    ----------
+    team : Team
+        The members.
+    what, instead : str
+        Of the message, as of `mpiml.threads.need_multiple`.
+    """
+    if team.comm is not None and team.comm.size > 1:
+        threads.need_multiple(f"{what} of {team.title}", instead)
 
 
 def agent_of(team: Team) -> Agent:

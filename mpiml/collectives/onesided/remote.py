@@ -7,7 +7,7 @@ import numpy as np
 
 from mpiml._native import Gate
 from mpiml.collectives.mail import mail_of
-from mpiml.collectives.onesided.agent import agent_of
+from mpiml.collectives.onesided.agent import agent_of, refuse_agents
 from mpiml.collectives.onesided.links import Link
 from mpiml.collectives.onesided.memory import HostMemory, Spot
 from mpiml.collectives.onesided.serving import Serving
@@ -118,6 +118,9 @@ class Remote:
     """
 
     def __init__(self, team: Team, memory: HostMemory, title: str, label: Any) -> None:
+        refuse_agents(
+            team, "one-sided memory of several hosts", "Make it on ranks of one host."
+        )
         self._team = team
         self._memory = memory
         mail = mail_of(team)

@@ -10,7 +10,7 @@ from mpiml.collectives.labels import Label
 from mpiml.collectives.mail import mail_of
 from mpiml.collectives.members import team_of
 from mpiml.collectives.onesided.adding import Adder, Rows
-from mpiml.collectives.onesided.agent import agent_of
+from mpiml.collectives.onesided.agent import agent_of, refuse_agents
 from mpiml.collectives.onesided.held import open_memory
 from mpiml.collectives.onesided.layout import agreed_layout
 from mpiml.collectives.onesided.model import Model
@@ -146,6 +146,7 @@ class RingModel(Model):
         if self.rule.syncs:
             nbytes = layout.regions.nbytes
             words = memory.beside(memory.team.local[0], nbytes + WORDS)[nbytes:]
+            refuse_agents(team, "a RingModel", "Use SharedModel.")
             channel = mail_of(team).open("the token of a RingModel")
             members = [member for found in clusters for member in found]
             carrier = Carrier(self.rule, members, memory.team, channel, words)

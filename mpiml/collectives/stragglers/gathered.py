@@ -10,7 +10,7 @@ from mpiml.collectives.alike import agree_on
 from mpiml.collectives.labels import Label
 from mpiml.collectives.mail import mail_of
 from mpiml.collectives.members import team_of
-from mpiml.collectives.onesided.agent import agent_of
+from mpiml.collectives.onesided.agent import agent_of, refuse_agents
 from mpiml.collectives.stragglers.blocks import Blocks
 from mpiml.collectives.stragglers.collector import Collector
 from mpiml.collectives.stragglers.records import Kind, Record
@@ -92,6 +92,7 @@ class Gathered(ABC):
     def _connect(self, label: Label) -> None:
         """Open the channels, and make the collector. Collective over the members."""
         team = self._team
+        refuse_agents(team, self.where, "Use allreduce.")
         self._key = key = (self.where, team.number())
         mail = mail_of(team)
         up = mail.open(f"{label.head}: gradients")

@@ -1,0 +1,82 @@
+"""Programs inside an MPI code, at each thread level; what the code does stands in `code.py`."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.mpi import environment, mpiexec
+
+CODE = str(Path(__file__).with_name("code.py"))
+RANKS = 3
+#: at every level
+ALIKE = (
+    "calls", "polled", "refused", "reduced", "parts", "nested", "early", "failing", "stopped",
+    "async_bodies", "handlers", "petsc", "last",
+)  # fmt: skip
+
+pytestmark = pytest.mark.usefixtures("mpi_launcher")
+
+
+def run(level, *scenarios, **changes):
+    """Run scenarios on some ranks, and see that each has passed on all."""
+    ended = mpiexec(
+        RANKS, CODE, level, *scenarios, env=environment(**changes), timeout=80
+    ).check()
+    wanted = {f"{name} ok on {rank}" for name in scenarios for rank in range(RANKS)}
+    assert wanted <= set(ended.stdout.splitlines()), ended
+    assert not ended.leftovers
+    return ended
+
+
+@pytest.mark.parametrize("level", ["funneled", "serialized", "multiple"])
+def test_programs_and_collectives_work_at_each_level(level):
+    run(level, *ALIKE)
+
+
+@pytest.mark.parametrize("level", ["funneled", "multiple"])
+def test_finalising_mpi_inside_a_program_is_an_error_on_all_ranks(level):
+    run(level, "finalised")
+
+
+def test_what_needs_a_thread_that_calls_mpi_is_refused_by_name():
+    run("funneled", "far", MPIML_HOST_SIZE="1")
+
+
+def test_one_thread_is_too_few():
+    run("single", "single")
+
+
+def test_under_funneled_only_the_thread_that_initialised_mpi_may_launch():
+    run("funneled", "elsewhere")
+
+
+LESS = """
+import mpiml
+import mpiml.world as world
+
+initialise = world.MPI.Init_thread
+world.MPI.Init_thread = lambda level: initialise(world.MPI.THREAD_FUNNELED)  # as a library would
+
+class Echo:
+    def say(self, x):
+        return x
+
+def ask(echo):
+    return [echo.say(i) for i in range(3)]
+
+def build():
+    program = mpiml.Program("less")
+    echo = program.add_node(mpiml.ServiceNode(Echo), label="echo")
+    program.add_node(mpiml.PyNode(ask, echo), label="ask")
+    return program
+
+result = mpiml.launch(build())
+if world.MPI.COMM_WORLD.rank == 0:
+    print(result["ask"])
+"""
+
+
+def test_a_library_that_gives_less_is_said_once_and_used():
+    ended = mpiexec(2, "-c", LESS).check()
+    assert ended.stdout == "[[0, 1, 2]]\n"
+    assert ended.stderr.count("gives MPI_THREAD_FUNNELED, so the main thread of each rank") == 1
