@@ -43,6 +43,9 @@ class Reservoir:
     per_item : float, default 1.0
         How often an item is to be sampled, on average. With `high`, producers are ahead by what
         was put beyond `low`, less the number of samples over `per_item`.
+    reuse : float, optional
+        `sample` waits while items have been sampled this often, on average; at least `per_item`.
+        None: learners may go on with what there is.
     timeout : float, default 600.0
         Seconds that a call waits at most. None: no limit.
     seed : int, optional
@@ -60,6 +63,7 @@ class Reservoir:
         low: int = 1,
         high: int | None = None,
         per_item: float = 1.0,
+        reuse: float | None = None,
         timeout: float | None = 600.0,
         seed: int | None = None,
     ) -> None:
@@ -74,6 +78,10 @@ class Reservoir:
         rate = finite_number(f"{where}: per_item", per_item, "a number > 0")
         if rate <= 0:
             raise UsageError(f"{where}: per_item: expected a number > 0, got {per_item!r}")
+        if reuse is not None:
+            reuse = finite_number(
+                f"{where}: reuse", reuse, f"a number >= per_item ({rate:g})", rate
+            )
         self._timeout = timeout_seconds(where, timeout)
         if seed is None:
             rng = context().rng
@@ -82,7 +90,7 @@ class Reservoir:
 
             rng = np.random.default_rng(whole_number(f"{where}: seed", seed, 0))
         self._slots = Slots(capacity, rng)
-        self._marks = Watermarks(low, high, rate)
+        self._marks = Watermarks(low, high, rate, reuse)
         self._arrays: list[Any] = []  # of each array of an item: (capacity, *shape)
         self._many = True  # whether items are tuples
         self._lock = threading.Lock()
@@ -130,7 +138,7 @@ class Reservoir:
         """Return items drawn from all that were put, each with the same probability.
 
         They are drawn one by one, so an item may come more than once. Waits until `low` items
-        have been put, or until `close`.
+        have been put, and where `reuse` says so for more; no longer than until `close`.
 
         Parameters
         ----------
@@ -153,10 +161,7 @@ class Reservoir:
         self._wait(
             "sample",
             self._marks.may_sample,
-            lambda: (
-                f"expected {self._marks.low} items put, got {self._marks.put}. Let producers "
-                "call put, or close() when they have ended"
-            ),
+            self._about_items,
         )
         with self._lock:
             if not self._slots.held:
@@ -230,6 +235,16 @@ class Reservoir:
             self._marks.sampled = state["sampled"]
             self._slots.rng.bit_generator.state = state["rng"]
             self._wake()
+
+    def _about_items(self) -> str:
+        marks = self._marks
+        expected = f"{marks.low} items put"
+        if marks.put >= marks.low:
+            expected = f"less than {marks.reuse:g} samples of an item, on average"
+        return (
+            f"expected {expected}, got {marks.put} items and {marks.sampled} samples. Let "
+            "producers call put, or close() when they have ended"
+        )
 
     def _add(self, method: str, batch: list[Any]) -> None:
         """Put the rows of arrays, once there is room for more."""

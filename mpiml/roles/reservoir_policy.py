@@ -74,12 +74,18 @@ class Watermarks:
     per_item : float
         How many times an item is to be sampled, on average, > 0: that many samples make up for
         one item.
+    reuse : float, optional
+        Learners wait for more items while they have sampled each this many times, on average; at
+        least `per_item`, so that one of the two may always go on. None: they never wait for that.
     """
 
-    def __init__(self, low: int, high: int | None, per_item: float) -> None:
+    def __init__(
+        self, low: int, high: int | None, per_item: float = 1.0, reuse: float | None = None
+    ) -> None:
         self.low = low
         self.high = high
         self.per_item = per_item
+        self.reuse = reuse
         self.put = 0
         self.sampled = 0
 
@@ -94,4 +100,6 @@ class Watermarks:
 
     def may_sample(self) -> bool:
         """Tell whether a learner may go on now."""
-        return self.put >= self.low
+        return self.put >= self.low and (
+            self.reuse is None or self.sampled < self.reuse * self.put
+        )

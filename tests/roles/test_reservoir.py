@@ -56,19 +56,21 @@ def test_every_item_is_held_with_the_same_probability(batch):
     st.integers(1, 20),
     st.integers(1, 20),
     st.sampled_from([0.5, 1.0, 4.0]),
+    st.sampled_from([None, 1.0, 1.5]),
     st.lists(st.integers(1, 9).flatmap(lambda n: st.sampled_from([("p", n), ("s", n)]))),
 )
-def test_who_may_go_on_is_between_the_marks_and_never_nobody(low, high, per_item, tries):
-    marks = Watermarks(low, high, per_item)
+def test_who_may_go_on_is_between_the_marks_and_never_nobody(low, high, per_item, reuse, tries):
+    marks = Watermarks(low, high, per_item, reuse and reuse * per_item)
     for what, count in tries:
         assert marks.may_put() or marks.may_sample()
-        assert marks.may_sample() == (marks.put >= low)
+        assert not marks.may_sample() or marks.put >= low
         if what == "p" and marks.may_put():
             assert marks.put < low or marks.ahead < high
             marks.put += 1
             assert marks.ahead < high + 1
         elif what == "s" and marks.may_sample():
             marks.sampled += count
+            assert reuse is None or marks.sampled < reuse * per_item * marks.put + count
 
 
 def test_without_a_high_mark_producers_never_wait():
@@ -123,6 +125,27 @@ def test_a_learner_waits_for_the_low_mark(mode):
 
 
 @both
+def test_a_learner_waits_for_more_items(mode):
+    def body(reservoir):
+        reservoir.extend(np.arange(3))
+        reservoir.sample(6)
+        sample = reservoir.futures.sample(5)
+        assert reservoir.statistics()["sampled"] == 6
+        with pytest.raises(
+            mpiml.DeadlineError,
+            match=r"expected less than 2 samples of an item, on average, got 3 items and 6 ",
+        ):
+            reservoir.sample()
+        assert sample.exception(LIMIT) is not None
+        reservoir.put(3)
+        assert len(reservoir.sample(5)) == 5
+        reservoir.close()
+        assert len(reservoir.sample(100)) == 100
+
+    play(mode, body, reservoir=node(10, reuse=2, timeout=0.01))
+
+
+@both
 def test_a_producer_waits_for_the_learners(mode):
     def body(reservoir):
         reservoir.extend(np.arange(5))  # 2 are the low mark, 3 are ahead
@@ -149,7 +172,7 @@ def test_a_wait_ends_at_the_timeout_and_says_what_is_missing(mode):
     def body(low, high):
         with pytest.raises(
             mpiml.DeadlineError,
-            match=r"low/0.sample: expected 3 items put, got 0. Let producers .* within 0.01 s",
+            match=r"low/0.sample: expected 3 items put, got 0 items and 0 samples. Let producers .* within 0.01 s",
         ):
             low.sample()
         high.put(0)
@@ -217,6 +240,7 @@ def test_what_does_not_fit_is_refused_and_nothing_is_put(mode):
         ({"low": 6}, "low: expected a whole number from 1 to 5, got 6"),
         ({"high": 0}, "high: expected a whole number >= 1, got 0"),
         ({"per_item": 0}, "per_item: expected a number > 0, got 0"),
+        ({"per_item": 2, "reuse": 1}, "reuse: expected a number >= per_item .2., got 1"),
         ({"timeout": -1}, "expected timeout >= 0 or None, got -1"),
         ({"seed": "x"}, "seed: expected a whole number >= 0, got 'x'"),
     ],
