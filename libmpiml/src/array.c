@@ -70,24 +70,23 @@ static void strides_of(const mpiml_array *x, int64_t *strides) {
     memcpy(strides, x->strides, sizeof(int64_t) * (size_t)x->ndim);
 }
 
-int mi_check(const char *where, const mpiml_array *x, size_t *bytes) {
-  if (x == NULL) return mi_fail(MPIML_ERR_USAGE, "%s: expected an array, got NULL", where);
+int mi_check(const mpiml_array *x, size_t *bytes) {
+  if (x == NULL) return mi_fail(MPIML_ERR_USAGE, "expected an array, got NULL");
   if (mi_itemsize(x->dtype) == 0)
-    return mi_fail(MPIML_ERR_DTYPE, "%s: expected a dtype from %d to %d (MPIML_FLOAT64, ...), got %d",
-                   where, MPIML_BOOL, NDTYPES - 1, x->dtype);
+    return mi_fail(MPIML_ERR_DTYPE, "expected a dtype from %d to %d (MPIML_FLOAT64, ...), got %d",
+                   MPIML_BOOL, NDTYPES - 1, x->dtype);
   if (x->ndim < 0 || x->ndim > MPIML_MAX_DIMS)
-    return mi_fail(MPIML_ERR_SHAPE, "%s: expected 0 to %d dimensions, got %d", where,
+    return mi_fail(MPIML_ERR_SHAPE, "expected 0 to %d dimensions and their lengths, got %d",
                    MPIML_MAX_DIMS, x->ndim);
   for (int i = 0; i < x->ndim; ++i)
     if (x->shape[i] < 0)
-      return mi_fail(MPIML_ERR_SHAPE, "%s: expected lengths of 0 or more, got shape[%d] = %lld",
-                     where, i, (long long)x->shape[i]);
+      return mi_fail(MPIML_ERR_SHAPE, "expected lengths of 0 or more, got shape[%d] = %lld", i,
+                     (long long)x->shape[i]);
   size_t total = bytes_of(x->dtype, x->ndim, x->shape);
   if (total == SIZE_MAX)
-    return mi_fail(MPIML_ERR_SHAPE, "%s: expected an array that memory can hold; this shape is too large",
-                   where);
+    return mi_fail(MPIML_ERR_SHAPE, "expected an array that memory can hold; this shape is too large");
   if (total > 0 && x->data == NULL)
-    return mi_fail(MPIML_ERR_USAGE, "%s: expected memory of %zu bytes, got data = NULL", where, total);
+    return mi_fail(MPIML_ERR_USAGE, "expected memory of %zu bytes, got data = NULL", total);
   if (bytes) *bytes = total;
   return MPIML_OK;
 }
@@ -135,17 +134,17 @@ void mi_unpack(mpiml_array *x, char order, const void *dense) {
   mi_copy(x->ndim, x->shape, item, x->data, to, dense, from);
 }
 
-int mi_match(const char *where, const mpiml_array *into, const mi_spec *got) {
+int mi_match(const mpiml_array *into, const mi_spec *got) {
   if (into->dtype != got->dtype)
     return mi_fail(MPIML_ERR_DTYPE,
-                   "%s: expected %s, the dtype of your memory, got %s. dtypes are never converted: "
-                   "make one side use the other's.",
-                   where, mi_dtype_name(into->dtype), mi_dtype_name(got->dtype));
+                   "expected %s, the dtype of your memory, got %s. dtypes are never converted: make "
+                   "one side use the other's.",
+                   mi_dtype_name(into->dtype), mi_dtype_name(got->dtype));
   bool same = into->ndim == got->ndim;
   for (int i = 0; same && i < got->ndim; ++i) same = into->shape[i] == got->shape[i];
   if (same) return MPIML_OK;
   char expected[192], received[192];
-  return mi_fail(MPIML_ERR_SHAPE, "%s: expected shape %s, that of your memory, got %s", where,
+  return mi_fail(MPIML_ERR_SHAPE, "expected shape %s, that of your memory, got %s",
                  mi_shape_text(into->ndim, into->shape, expected, sizeof expected),
                  mi_shape_text(got->ndim, got->shape, received, sizeof received));
 }

@@ -20,9 +20,9 @@ size_t mi_itemsize(int dtype);
 /* NumPy's name of a dtype, as in "float64". */
 const char *mi_dtype_name(int dtype);
 
-/* MPIML_OK if `x` describes an array, else an error that starts with `where`. `bytes`, if not
- * NULL, receives the size of its elements together. */
-int mi_check(const char *where, const mpiml_array *x, size_t *bytes);
+/* MPIML_OK if `x` describes an array, else an error. `bytes`, if not NULL, receives the size
+ * of its elements together. */
+int mi_check(const mpiml_array *x, size_t *bytes);
 
 /* 'C' or 'F' if the elements are dense in that order ('C' if in both), else 0. */
 char mi_order(const mpiml_array *x);
@@ -40,7 +40,7 @@ void mi_pack(const mpiml_array *x, void *dense);
 void mi_unpack(mpiml_array *x, char order, const void *dense);
 
 /* MPIML_OK if `into` has the dtype and shape of `got`; else an error that names both. */
-int mi_match(const char *where, const mpiml_array *into, const mi_spec *got);
+int mi_match(const mpiml_array *into, const mi_spec *got);
 
 /* Writes a shape as Python does, "(3, 4)", and returns `text`. */
 char *mi_shape_text(int ndim, const int64_t *shape, char *text, size_t size);

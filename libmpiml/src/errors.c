@@ -8,9 +8,26 @@
 enum { TEXT = 8192 };
 
 static _Thread_local char text[TEXT];
+static _Thread_local const char *here, *first, *second;
 static int own_rank = -1;
 
+void mi_at(const char *function, const char *what, const char *more) {
+  here = function;
+  first = what;
+  second = more;
+}
+
 void mi_errors_set_rank(int rank) { own_rank = rank; }
+
+/* "mpiml_call("net", "predict") on rank 3: "; returns its length. */
+static size_t say_where(char *to) {
+  if (!here) return 0;
+  char rank[32] = "", names[512] = "";
+  if (own_rank >= 0) snprintf(rank, sizeof rank, " on rank %d", own_rank);
+  if (first && second) snprintf(names, sizeof names, "(\"%s\", \"%s\")", first, second);
+  else if (first) snprintf(names, sizeof names, "(\"%s\")", first);
+  return (size_t)snprintf(to, TEXT, "%s%s%s: ", here, names, rank);
+}
 
 /* Cuts a text that did not fit before an unfinished UTF-8 character. */
 static void close_text(size_t length) {
@@ -23,8 +40,7 @@ static void close_text(size_t length) {
 
 int mi_fail(int code, const char *format, ...) {
   char fresh[TEXT];
-  size_t start = 0;
-  if (own_rank >= 0) start = (size_t)snprintf(fresh, TEXT, "rank %d: ", own_rank);
+  size_t start = say_where(fresh);
   va_list arguments;
   va_start(arguments, format);
   int written = vsnprintf(fresh + start, TEXT - start, format, arguments);

@@ -4,10 +4,14 @@
 
 #include <mpiml.h>
 
-/* Sets the text and returns `code`. The format is printf's. */
+/* Says which function the caller is in, and with which names, for texts; NULL for none. The
+ * strings must live until the function returns. */
+void mi_at(const char *function, const char *what, const char *more);
+
+/* Sets the text, after where it happened and on which rank, and returns `code`. */
 int mi_fail(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* Number of this rank in messages; -1, the value before attach, leaves it out. */
+/* Number of this rank in texts; -1, the value before attach, leaves it out. */
 void mi_errors_set_rank(int rank);
 
 #endif

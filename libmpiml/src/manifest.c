@@ -142,7 +142,7 @@ static void read_heard(reader *r, mi_topic *t, uint32_t vertex) {
       uint32_t first = u32(&again), last = u32(&again), aux = u32(&again);
       bool hears = among(&again, publisher);
       if (hears && first <= vertex && vertex <= last)
-        t->heard[t->nheard++] = (mi_heard){publisher, aux, (int)rank, 0};
+        t->heard[t->nheard++] = (mi_heard){publisher, aux, (int)rank, 0, 0};
     }
   }
 }
@@ -215,14 +215,14 @@ int mi_manifest_read(mi_manifest *m, const unsigned char *bytes, size_t size, co
   for (int i = 0; i < m->nbells && !r->bad; ++i) read_bell(r, &m->bells[i]);
   int code = MPIML_OK;
   if (r->no_memory)
-    code = mi_fail(MPIML_ERR_MEMORY, "mpiml_attach: no memory for the program's tables");
+    code = mi_fail(MPIML_ERR_MEMORY, "no memory for the program's tables");
   else if (r->bad || r->left || !m->python || m->npython != (int)python)
     code = mi_fail(MPIML_ERR_VERSION,
-                   "mpiml_attach: expected tables of version 1, got %zu bytes that are none. Build "
+                   "expected tables of version 1, got %zu bytes that are none. Build "
                    "the library from the mpiml that Python imports.",
                    size);
   else if (!found)
-    code = mi_fail(MPIML_ERR_ATTACH, "mpiml_attach: the program has no external node \"%s\" number %d",
+    code = mi_fail(MPIML_ERR_ATTACH, "the program has no external node \"%s\" number %d",
                    label, index);
   if (code != MPIML_OK) mi_manifest_clear(m);
   return code;

@@ -23,6 +23,7 @@ typedef struct mi_heard {
   uint32_t vertex, aux;
   int rank;
   uint64_t number; /* of its last message */
+  uint64_t came;   /* messages that have come; some never leave their publisher */
 } mi_heard;
 
 struct mi_parcel;

@@ -1,0 +1,146 @@
+/* attach.c: how ranks become nodes: the handshake of docs/design/0008-external.md.
+ *
+ * Every rank decides by itself whether to go on, from the same records, so all refuse or none.
+ */
+#include "errors.h"
+#include "leave.h"
+#include "link.h"
+#include "mpi_error.h"
+#include "record.h"
+#include "state.h"
+#include "topics.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct {
+  MPI_Comm given, link, own;
+  const char *label;
+  int root, colour; /* the lowest Python rank; 1 + number of the label */
+} joining;
+
+static int usage(const char *label, MPI_Comm comm, MPI_Comm *own) {
+  int on = 0, off = 0, inter = 0;
+  MPI_Initialized(&on);
+  MPI_Finalized(&off);
+  if (!on || off)
+    return mi_fail(MPIML_ERR_USAGE, "expected MPI to be running. Call it after MPI_Init and before "
+                                    "MPI_Finalize.");
+  if (mi.phase != MI_BEFORE)
+    return mi_fail(MPIML_ERR_USAGE, "expected to be called once for each process: this one %s",
+                   mi.phase == MI_ATTACHED ? "is attached" : "has left");
+  if (!label || !*label || strlen(label) > MI_LABEL)
+    return mi_fail(MPIML_ERR_USAGE, "expected a label of 1 to %d bytes, that of an ExternalNode",
+                   MI_LABEL);
+  if (!own) return mi_fail(MPIML_ERR_USAGE, "expected memory for the communicator, got NULL");
+  if (comm == MPI_COMM_NULL)
+    return mi_fail(MPIML_ERR_USAGE, "expected a communicator, got MPI_COMM_NULL");
+  MPI_Comm_test_inter(comm, &inter);
+  if (inter) return mi_fail(MPIML_ERR_USAGE, "expected an intracommunicator");
+  return MPIML_OK;
+}
+
+/* Exchanges records, decides, and finds this rank's place among them. */
+static int meet(joining *j) {
+  unsigned char own[MI_RECORD];
+  mi_record_write(own, j->label);
+  unsigned char *all = malloc((size_t)mi.size * MI_RECORD);
+  if (!all) return mi_fail(MPIML_ERR_MEMORY, "no memory for %d records", mi.size);
+  int code = mi_mpi("MPI_Allgather", MPI_Allgather(own, MI_RECORD, MPI_BYTE, all, MI_RECORD,
+                                                   MPI_BYTE, j->given));
+  if (code == MPIML_OK) code = mi_records_check(all, mi.size, mi.rank);
+  if (code == MPIML_OK) {
+    mi_place place = mi_records_place(all, mi.size, mi.rank);
+    j->root = place.root;
+    j->colour = 1 + place.label;
+    mi.index = place.index;
+    mi.keeper = place.keeper;
+  }
+  free(all);
+  return code;
+}
+
+static int split(joining *j) {
+  int code = mi_mpi("MPI_Comm_split", MPI_Comm_split(j->given, 0, mi.rank, &j->link));
+  if (code == MPIML_OK)
+    code = mi_mpi("MPI_Comm_split", MPI_Comm_split(j->given, j->colour, mi.rank, &j->own));
+  if (code == MPIML_OK)
+    code = mi_mpi("MPI_Comm_set_errhandler",
+                  MPI_Comm_set_errhandler(j->link, MPI_ERRORS_RETURN));
+  return code;
+}
+
+/* Receives what the Python ranks made of it: the manifest, or the text of their error. */
+static int hear(joining *j) {
+  enum { HEAD = 16 };
+  unsigned char head[HEAD];
+  int code = mi_mpi("MPI_Bcast", MPI_Bcast(head, HEAD, MPI_BYTE, j->root, j->link));
+  if (code != MPIML_OK) return code;
+  if (head[0] != 1)
+    return mi_fail(MPIML_ERR_VERSION, "expected an answer of version 1, got %d", head[0]);
+  int answer = (int)(int32_t)mi_get(head + 4, 4);
+  size_t length = (size_t)mi_get(head + 8, 8);
+  unsigned char *bytes = calloc(length + 1, 1);
+  if (!bytes) return mi_fail(MPIML_ERR_MEMORY, "no memory for a table of %zu bytes", length);
+  if (length)
+    code = mi_mpi("MPI_Bcast", MPI_Bcast(bytes, (int)length, MPI_BYTE, j->root, j->link));
+  if (code == MPIML_OK && answer != MPIML_OK)
+    code = mi_fail(answer < 0 || answer > MPIML_ERR_MEMORY ? MPIML_ERR_ATTACH : answer, "%s",
+                   (const char *)bytes);
+  if (code == MPIML_OK)
+    code = mi_manifest_read(&mi.program, bytes, length, j->label, mi.index);
+  free(bytes);
+  return code;
+}
+
+/* Those who are told when this rank leaves: who hears it, and whom it hears. */
+static int find_partners(void) {
+  int code = mi_partner(mi.keeper);
+  for (int i = 0; i < mi.program.ntopics; ++i) {
+    const mi_topic *topic = &mi.program.topics[i];
+    for (int k = 0; k < topic->nways && code == MPIML_OK; ++k)
+      code = mi_partner(topic->ways[k].rank);
+    for (int k = 0; k < topic->nheard && code == MPIML_OK; ++k)
+      code = mi_partner(topic->heard[k].rank);
+  }
+  return code;
+}
+
+static int join(joining *j) {
+  int code = meet(j);
+  if (code == MPIML_OK) code = split(j);
+  if (code == MPIML_OK) code = hear(j);
+  if (code != MPIML_OK) return code;
+  mi_bells_open();
+  code = mi_link_open(j->link);
+  if (code == MPIML_OK) code = mi_mpi("MPI_Barrier", MPI_Barrier(j->link));
+  if (code == MPIML_OK) code = find_partners();
+  if (code == MPIML_OK) code = mi_leave_at_the_end();
+  return code;
+}
+
+int mpiml_attach(MPI_Comm comm, const char *label, MPI_Comm *own) {
+  mi_at("mpiml_attach", label, NULL);
+  int code = usage(label, comm, own);
+  if (code != MPIML_OK) return code;
+  joining j = {.given = comm, .link = MPI_COMM_NULL, .own = MPI_COMM_NULL, .label = label};
+  MPI_Errhandler handler;
+  MPI_Comm_get_errhandler(comm, &handler);
+  MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
+  MPI_Comm_rank(comm, &mi.rank);
+  MPI_Comm_size(comm, &mi.size);
+  mi_errors_set_rank(mi.rank);
+  code = join(&j);
+  MPI_Comm_set_errhandler(comm, handler);
+  if (code == MPIML_OK) {
+    MPI_Comm_set_errhandler(j.own, handler);
+    mi.phase = MI_ATTACHED;
+    *own = j.own;
+  } else {
+    if (j.own != MPI_COMM_NULL) MPI_Comm_free(&j.own);
+    if (j.link != MPI_COMM_NULL && !mi.broken) MPI_Comm_free(&j.link);
+    mi.broken = MPIML_OK;
+  }
+  MPI_Errhandler_free(&handler);
+  return code;
+}
