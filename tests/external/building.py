@@ -71,7 +71,7 @@ def program(source):
     """Path of the program of a source in tests/external/c/, or of any path to one."""
     path = HERE / "c" / source
     lib = library()
-    command = [compiler(), *FLAGS, INCLUDE, path, lib, f"-Wl,-rpath,{lib.parent}", "-lm"]
+    command = [compiler(), *FLAGS, INCLUDE, f"-I{HERE}/c", path, lib, f"-Wl,-rpath,{lib.parent}", "-lm"]
     inputs = [path, lib, *HEADERS, *(HERE / "c").glob("*.h")]
     return build(path.stem, [*command, "-o", "{}"], inputs)
 

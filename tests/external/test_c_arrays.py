@@ -162,7 +162,7 @@ def test_what_is_no_array_is_refused(lib):
     assert check(lib, good)[0] == 0
     for field, value, code, says in [
         ("dtype", 99, DTYPE, "got 99"), ("dtype", 0, DTYPE, "got 0"),
-        ("ndim", 9, SHAPE, "0 to 8 dimensions, got 9"), ("ndim", -1, SHAPE, "got -1"),
+        ("ndim", 9, SHAPE, "0 to 8 dimensions"), ("ndim", -1, SHAPE, "got -1"),
         ("data", None, USAGE, "memory of 48 bytes, got data = NULL"),
     ]:  # fmt: skip
         bad = Array.from_buffer_copy(good)
