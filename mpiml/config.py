@@ -119,6 +119,10 @@ class Config(NamedTuple):
         number in it.
     omp_bind
         The user asks OpenMP to bind its threads.
+    mpich_netmod
+        How MPICH is told to send between hosts, if it is.
+    pmi_fd
+        The file descriptor of MPICH's process manager.
     launcher_pid, launcher_host
         The process that mpiml's own starter says to watch, and the host where it runs.
     spin_us, window_messages, window_bytes, doorbell
@@ -157,6 +161,8 @@ class Config(NamedTuple):
     omp_set: bool = False
     omp_threads: int | None = None
     omp_bind: bool = False
+    mpich_netmod: str | None = None
+    pmi_fd: int | None = None
     launcher_pid: int | None = None
     launcher_host: str | None = None
     spin_us: int = 50
@@ -193,6 +199,8 @@ class Config(NamedTuple):
             cpus_per_task=_whole(environ, "SLURM_CPUS_PER_TASK"),
             cuda_visible_devices=environ.get("CUDA_VISIBLE_DEVICES"),
             omp_set="OMP_NUM_THREADS" in environ,
+            mpich_netmod=environ.get("MPIR_CVAR_CH4_NETMOD"),
+            pmi_fd=_whole(environ, "PMI_FD"),
             omp_threads=_first(environ.get("OMP_NUM_THREADS", "")),
             omp_bind=not _BINDING.isdisjoint(environ)
             or environ.get("OMP_PROC_BIND", "false").lower() != "false",

@@ -15,11 +15,17 @@ from mpiml.binding import binding_notes
 from mpiml.config import Config
 from mpiml.hosts import Facts, cores_available, local_facts
 from mpiml.machine import affinity, assume, read_text
+from mpiml.vendors import loses_between_hosts
 
 __all__ = ["keeping_cores", "settle_cores", "share_cores", "start_notes"]
 
 T = TypeVar("T")
 
+LOSSY = (
+    "this MPICH, by UCX, has been seen to lose messages between hosts that have several ranks, "
+    "and a program then stands still. Set MPIR_CVAR_CH4_NETMOD=ofi in the environment of the "
+    "ranks; `mpiexec ... python -m mpiml.doctor`, started the same way, tries whether it does."
+)
 _OPENMP = ("libgomp", "libiomp5", "libomp")
 
 _ours: list[str] = []  # the value that we set, if the user did not
@@ -64,17 +70,24 @@ def _set(threads: int, environ: MutableMapping[str, str]) -> None:
     _ours[:] = [str(threads)]
 
 
-def start_notes(facts: Sequence[Facts], whole: bool) -> list[str]:
-    """Return what is said at the start of how ranks are bound. Local.
+def start_notes(facts: Sequence[Facts], library: str, whole: bool) -> list[str]:
+    """Return what is said at the start: how ranks are bound, and what their MPI loses. Local.
 
     Parameters
     ----------
     facts
         Of each rank.
+    library
+        What the MPI library says of itself.
     whole
         These are all ranks that the launcher started.
     """
-    return binding_notes(facts, Config.read_foreign().launcher, bool(_ours), whole)
+    config = Config.read_foreign()
+    notes = binding_notes(facts, config.launcher, bool(_ours), whole)
+    hosts = {(fact.name, fact.machine) for fact in facts}
+    if 1 < len(hosts) < len(facts) and config.mpich_netmod != "ofi":
+        notes += [LOSSY] if loses_between_hosts(library) else []
+    return notes
 
 
 def keeping_cores(load: Callable[[], T], config: Config) -> Callable[[], T]:

@@ -6,6 +6,7 @@ import threading
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 from mpiml import handshake, scope
@@ -78,7 +79,7 @@ def run_session(job: Job) -> Iterator[Runtime]:
     """
     with ExitStack() as stack:
         stack.enter_context(claimed(job.comm))
-        meeting = _meet(job)
+        meeting = _meet(stack, job)
         held: list[Runtime] = []
         stack.callback(_close, meeting.world, held)
         error: BaseException | None = None
@@ -86,10 +87,12 @@ def run_session(job: Job) -> Iterator[Runtime]:
             _set_up(stack, job, meeting, held)
         except BaseException as failure:
             error = failure
-        if meeting.world is not None and job.comm.size > 1:
+        if meeting.world is not None and meeting.comm.size > 1:
             handshake.agree(meeting.world.engine_comm, error)
         elif error is not None:
             raise error
+        if meeting.party is not None:
+            meeting.party.welcome(held[0])
         try:
             yield held[0]
         except BaseException as failure:
@@ -154,59 +157,78 @@ class _Meeting(NamedTuple):
     notes: tuple[str, ...]
     hosts: Any
     config: Config
+    comm: Any = None  # of the ranks that run Python
+    party: Any = None  # of these and ranks of other programs
     world: Any = None
     shared: Any = None  # memory of this host, and the lines in it
 
 
-def _meet(job: Job) -> _Meeting:
+def _meet(stack: ExitStack, job: Job) -> _Meeting:
     """Compare programs, place the nodes, make communicators. Collective.
 
     Whatever is raised here is raised on all ranks: all that may fail on one was done before,
     or is done in `_set_up`.
     """
-    comm = job.comm
+    comm: Any = job.comm
+    party: Any = None
     built = _build(job)
     if comm is None:
         if built.error is not None:
             raise built.error
         records = [handshake.alone(built.role)]
     else:
-        records = handshake.exchange(comm, built.lines, built.error, built.role)
+        parties: list[Any] = []
+        part = partial(_part, stack, comm, parties)
+        records = handshake.exchange(comm, built.lines, built.error, built.role, part)
+        party = parties[0] if parties else None
+        comm = party.comm if parties else comm
     program, config = built.program, built.config
     assert program is not None
     assert config is not None
     plan, hosts = lay_out(
         program, [r.facts for r in records], [r.attached for r in records],
-        job.threads, config.host_size,
+        job.threads, config.host_size, party and party.crowd,
     )  # fmt: skip
     if comm is not None and comm.rank == 0:
-        said = start_notes([record.facts for record in records], whole=job.hooks)
+        from mpiml.world import described
+
+        facts, whole = [record.facts for record in records], job.hooks and party is None
+        said = start_notes(facts, described(), whole)
         plan = plan._replace(notes=(*plan.notes, *said))
     vertices = program.expand(plan.replicas)
     ranks = array("i", vertices.owners(plan.ranks))  # lasts, on each rank: 4 bytes a node
     meeting = _Meeting(program.name, vertices, ranks, plan.gpus, plan.notes, hosts, config)
     if comm is None:
         return meeting
+    if party is not None:
+        party.check(vertices)
     from mpiml.linking import share
     from mpiml.world import World
 
     world = World(comm)
     world.split_roles(split_layers(vertices, ranks, comm.rank))
     first = hosts.rows[hosts.host_of(comm.rank)].ranks[0]
-    return meeting._replace(
-        world=world, shared=share(world, comm.rank, hosts, config, records[first].token)
-    )
+    shared = share(world, comm.rank, hosts, config, records[first].token)
+    return meeting._replace(comm=comm, party=party, world=world, shared=shared)
+
+
+def _part(stack: ExitStack, comm: Any, parties: list[Any], records: list[Any]) -> Any:
+    """Part from ranks of other programs, who will hear of all that fails. Collective."""
+    from mpiml.external.party import meet
+
+    parties.append(stack.enter_context(meet(comm, records)))
+    return parties[0].comm
 
 
 def _set_up(stack: ExitStack, job: Job, meeting: _Meeting, held: list[Runtime]) -> None:
     """Make the engine of this rank and all that stands around it. Local."""
-    comm, config, hosts = job.comm, meeting.config, meeting.hosts
+    comm, config, hosts = meeting.comm, meeting.config, meeting.hosts
     rank, size = (0, 1) if comm is None else (comm.rank, comm.size)
     spin = 0 if hosts.oversubscribed(rank) else config.spin_us
     engine = Engine(rank, size, (config.window_messages, config.window_bytes), log, spin)
     runtime = Runtime(
         meeting.name, meeting.vertices, meeting.ranks, engine, hosts, meeting.world,
-        meeting.gpus, job.settings,
+        meeting.gpus, job.settings, meeting.party and meeting.party.receive,
     )  # fmt: skip
     held.append(runtime)
     if comm is not None:
@@ -214,7 +236,8 @@ def _set_up(stack: ExitStack, job: Job, meeting: _Meeting, held: list[Runtime]) 
 
         if job.hooks:  # the whole of what a launcher started: the hosts are ours
             settle_cores(hosts.threads_per_rank(rank))
-        engine.connect(link(meeting.world, engine, *meeting.shared))
+        own = link(meeting.world, engine, *meeting.shared)
+        engine.connect(own if meeting.party is None else meeting.party.open(own))
         if rank == 0:
             for note in meeting.notes:
                 log(note)

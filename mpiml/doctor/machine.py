@@ -1,5 +1,6 @@
 """What the doctor finds without ranks: packages, memory, cores, container, Slurm, GPU, HDF5."""
 
+import ctypes
 import json
 import os
 import shutil
@@ -10,6 +11,8 @@ from pathlib import Path
 
 from mpiml.config import Config, inner_environ
 from mpiml.doctor.check import Check, attempt
+from mpiml.doctor.copying import CURE as COPY_CURE
+from mpiml.doctor.copying import allow_reading
 from mpiml.errors import UsageError
 from mpiml.hosts import Facts, cores_available, local_facts
 from mpiml.mpiexec import in_container
@@ -21,6 +24,7 @@ __all__ = [
     "check_hdf5",
     "check_packages",
     "check_shared_memory",
+    "check_single_copy",
     "check_slurm",
     "machine_checks",
 ]
@@ -36,6 +40,11 @@ with h5py.File(sys.argv[1], "w") as file:
 with h5py.File(sys.argv[1], "r") as file:
     assert file["x"][-1] == 999
 print(json.dumps([h5py.__version__, h5py.version.hdf5_version, bool(h5py.get_config().mpi)]))
+"""
+COPY = """
+import json, sys
+from mpiml.doctor.copying import read_of
+print(json.dumps([read_of(int(sys.argv[1]), int(sys.argv[2]), b"mpiml")]))
 """
 GPU = """
 import json, cupy
@@ -67,6 +76,7 @@ def machine_checks(timeout: float) -> list[Check]:
         check_shared_memory(Path("/dev/shm")),
         check_cores(local_facts(config), os.environ, os.cpu_count() or 1),
         check_container(os.geteuid() == 0, in_container(os.environ)),
+        check_single_copy(timeout),
         check_slurm(config, timeout),
         check_gpu(Path("/dev"), timeout),
         *check_hdf5(timeout),
@@ -157,6 +167,17 @@ def check_container(root: bool, container: bool) -> Check:
             f"Run as an ordinary user, or set {allow}.",
         )
     return Check("user", "ok", "in a container" if container else "an ordinary one")
+
+
+def check_single_copy(timeout: float) -> Check:
+    """Let a child read this process's memory, as ranks of a host do for long messages."""
+    word = ctypes.create_string_buffer(b"mpiml", 5)
+    allow_reading()
+    found, why = _python(COPY, timeout, str(os.getpid()), str(ctypes.addressof(word)))
+    why = why if found is None else str(found[0])
+    if why:
+        return Check("single copy", "warn", why, COPY_CURE)
+    return Check("single copy", "ok", "a process of the user can read another's memory")
 
 
 def check_slurm(config: Config, timeout: float) -> Check:

@@ -18,6 +18,7 @@ from mpiml.starter import sweep
 __all__ = [
     "ask_in_child",
     "check_launcher",
+    "describe",
     "findings",
     "gpu_findings",
     "rank_checks",
@@ -218,7 +219,7 @@ def findings(steps: dict[str, _Step], launcher: Launcher, cores: int) -> list[Ch
         elif name == "library":
             checks += _ranks(step, launcher, cores)
         else:
-            checks.append(Check(title, "ok", _describe(name, step)))
+            checks.append(Check(title, "ok", describe(name, step)))
     return checks
 
 
@@ -252,7 +253,7 @@ def gpu_findings(asked: Direct, step: Callable[[str], _Step]) -> list[Check]:
         checks = [Check(title, state, asked.why, cure)]
     else:
         tried = step("gpu")
-        found = f"{asked.why}; {_describe('gpu', tried) if tried['ok'] else tried['error']}"
+        found = f"{asked.why}; {describe('gpu', tried) if tried['ok'] else tried['error']}"
         checks = [Check(title, "ok", found)]
         if not tried["ok"]:
             checks = [
@@ -261,7 +262,7 @@ def gpu_findings(asked: Direct, step: Callable[[str], _Step]) -> list[Check]:
     title, state, cure = CURES["gpu_map"]
     tried = step("gpu_map")
     if tried["ok"]:
-        return [*checks, Check(title, "ok", _describe("gpu_map", tried))]
+        return [*checks, Check(title, "ok", describe("gpu_map", tried))]
     return [*checks, Check(title, state, tried["error"], cure)]
 
 
@@ -287,7 +288,8 @@ def _ranks(step: _Step, launcher: Launcher, cores: int) -> list[Check]:
     return [*checks, Check("binding", "ok", bound)]
 
 
-def _describe(name: str, step: _Step) -> str:
+def describe(name: str, step: _Step) -> str:
+    """Return in words what a step that worked has found. Local."""
     if name == "threads":
         return f"{step['level']}, two threads a rank talked at once"
     if name == "shared":
