@@ -25,6 +25,8 @@ if TYPE_CHECKING:
         UnknownMethodError,
         UsageError,
     )
+    from mpiml.external.node import ExternalNode
+    from mpiml.external.specs import Array
     from mpiml.futures import Future, gather, wait
     from mpiml.launch import Result, attach, launch
     from mpiml.nodes import Colocation, PyClassNode, PyNode, ServiceNode
@@ -41,11 +43,13 @@ __version__ = "0.1.0"
 
 __all__ = [
     "FILL",
+    "Array",
     "CacherNode",
     "Colocation",
     "Context",
     "DeadlineError",
     "Deferred",
+    "ExternalNode",
     "Future",
     "GraphMismatchError",
     "Handle",
@@ -80,10 +84,12 @@ __all__ = [
 
 _HOME = {
     "FILL": "settings",
+    "Array": "external.specs",
     "CacherNode": "roles.cacher",
     "Colocation": "nodes",
     "Context": "context",
     "Deferred": "references",
+    "ExternalNode": "external.node",
     "Future": "futures",
     "Handle": "references",
     "Keep": "topics.policy",

@@ -64,6 +64,7 @@ def describe(
     for topic in program.topics:
         codec = f"encode {describer.text(topic.encode)}, decode {describer.text(topic.decode)}"
         text = f"{topic.name!r}, {topic.policy!r}, deliver {topic.deliver!r}, {codec}"
+        text += "" if topic.array is None else f", {topic.array!r}"
         lines.append((f"topic {topic.number}", text))
     for role in program.roles:
         for number, member in enumerate(role.members):

@@ -58,7 +58,8 @@ class Engine(Driver):
         self._count_sent = itertools.count()
         self._count_received = itertools.count()
         self.note_sent = self._count_sent.__next__
-        self._received = self._count_received.__next__
+        self.guests: Any = None  # answers calls of ranks of other programs
+        self.note_received = self._count_received.__next__
         self._peers: dict[int, Peer] = {}
         self.failed = False  # the program ends by a failure, whose traceback is shown once
         self._unseen: dict[str, int] = {}
@@ -184,7 +185,7 @@ class Engine(Driver):
             self.log(f"a frame of unknown kind {frame[0]} from rank {rank} was dropped")
         else:
             handler(rank, frame, buffers)
-        self._received()  # last: until it is counted, the program is not quiet
+        self.note_received()  # last: until it is counted, the program is not quiet
 
     def forget(self, future: Any) -> bool:
         """Drop a call; whether it was still open."""

@@ -6,12 +6,12 @@ MPI's own trees carry it. Only `exchange_record` leaves something of every rank 
 from array import array
 from itertools import accumulate
 
-from mpiml import world  # noqa: F401 - first: it settles that importing MPI initialises nothing
 from mpiml.errors import UsageError
+from mpiml.world import library  # first: it settles that importing MPI initialises nothing
 
 from mpi4py import MPI  # isort: skip
 
-__all__ = ["exchange_record", "exchange_text", "lowest", "spread"]
+__all__ = ["broadcast", "exchange_record", "exchange_text", "library", "lowest", "spread"]
 
 _MOST = (1 << 31) - 1  # bytes; the counts and offsets of Allgatherv are 32-bit numbers
 
@@ -55,8 +55,12 @@ def lowest(comm: MPI.Intracomm, value: int) -> int:
 
 def spread(comm: MPI.Intracomm, data: bytes, root: int) -> bytes:
     """Give every rank the bytes of `root`, at most 2 GiB. Collective: two broadcasts."""
-    length = bytearray(len(data).to_bytes(8, "little"))
-    comm.Bcast([length, MPI.BYTE], root)
-    held = bytearray(data) if comm.rank == root else bytearray(int.from_bytes(length, "little"))
+    length = broadcast(comm, len(data).to_bytes(8, "little"), 8, root)
+    return broadcast(comm, data, int.from_bytes(length, "little"), root)
+
+
+def broadcast(comm: MPI.Intracomm, data: bytes, length: int, root: int) -> bytes:
+    """Give every rank the `length` bytes of `root`. Collective: one broadcast."""
+    held = bytearray(data) if comm.rank == root else bytearray(length)
     comm.Bcast([held, MPI.BYTE], root)
     return bytes(held)

@@ -19,6 +19,7 @@ from mpiml.hosting import HostedNode
 from mpiml.payload import pack_error, unpack_error
 from mpiml.survey import callback_stack, stack_of
 from mpiml.tracebacks import remote_text
+from mpiml.undertaker import bury
 
 __all__ = ["Failures"]
 
@@ -148,7 +149,7 @@ class Failures:
         if note.reason == SIGNALLED and runtime.engine.rank == 0 and limit > _PATIENCE:
             self._after(_PATIENCE, lambda: self._ask_for_patience(note, limit))
         failed = None if note.benign else runtime.vertices[note.vertex].role_index
-        for node in runtime.nodes:
+        for node in runtime.present:
             node.stop(node.spec.role_index == failed)
             node.server.wake()
         runtime.idle.watch()
@@ -214,11 +215,14 @@ class Failures:
         if runtime.done or runtime.ending.abandoned:
             return
         stuck = self.stragglers()
-        if not stuck and not last:  # others have the straggler; its rank ends the program
+        silent = "" if runtime.survey is None else runtime.survey.silent()
+        if (
+            not stuck and not silent and not last
+        ):  # others have the straggler; its rank ends the program
             self._after(limit + 0.5, lambda: self._check_grace(limit, True))
             return
         seconds = time.monotonic() - self._stop_time
-        text = "\n".join(stuck) or "other ranks, which do not say who"
+        text = "\n".join(stuck) or silent or "other ranks, which do not say who"
         note = runtime.ending.note
         status = note.status if note is not None and not note.benign else 1
         if runtime.settings.on_stuck == "abort":
@@ -226,7 +230,7 @@ class Failures:
                 f"mpiml: still running {seconds:.1f} s after the stop, so the program is ended:\n"
                 f"{text}\n"
             )
-            self.abort(status)
+            self.abort(status, lost=not stuck)
         else:
             vertex = runtime.nodes[0].vertex if runtime.nodes else 0
             runtime.ending.request(Note(STUCK, 1, vertex, runtime.engine.rank, text))
@@ -234,7 +238,7 @@ class Failures:
     def stragglers(self) -> list[str]:
         """Describe bodies, methods and callbacks that still run, with their stacks."""
         lines = []
-        for node in self._runtime.nodes:
+        for node in self._runtime.present:
             body = (node.body and not node.returned) or node.constructing
             calls = node.server.active
             if body or calls or node.calling_back:
@@ -247,17 +251,29 @@ class Failures:
             )
         return lines
 
-    def abort(self, status: int) -> None:
-        """End every process of the job at once; never returns."""
+    def abort(self, status: int, lost: bool = False) -> None:
+        """End every process of the job at once; never returns.
+
+        `lost` says that other ranks did not end when they should have.
+        """
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()
             except (OSError, ValueError):
                 continue  # closed, or nobody reads it
         world = self._runtime.world
+        if self._apart() and bury() and (lost or self._runtime.survey.silent()):
+            os.write(int(os.environ["PMI_FD"]), b"cmd=abort exitcode=1\n")
+            time.sleep(1.0)
+            os._exit(status)  # MPICH's MPI_Abort would wait for a host that is cut off
         if world is not None and self._runtime.engine.link is not None:
             world.abort(status)
         os._exit(status)
+
+    def _apart(self) -> bool:
+        """Tell whether the program runs on several hosts."""
+        runtime = self._runtime
+        return runtime.engine.link is not None and len(runtime.hosts.rows) > 1
 
 
 def _is_consequence(error: BaseException) -> bool:

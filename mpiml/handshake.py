@@ -1,15 +1,17 @@
 """The launch handshake: a fixed record from each rank, before anything starts.
 
 Layout of a record, little endian, `SIZE` bytes: version u8, state u8 (0 ready, 1 an error, 2 a
-usage error), attached u8 (the rank's code is itself a body), unused u8, exit status i32, role
-that is attached u32, digest 32 bytes, token 8 bytes, then the facts of the host
-(`mpiml.hosts.Facts`), then zeros. Version and size stand for ever: ranks with two versions of
-mpiml must be able to tell each other so.
+usage error, 3 a rank of another program, called guest), attached u8 (the rank's code is itself a
+body), unused u8, exit status i32, role that is attached u32, digest 32 bytes, token 8 bytes, then
+the facts of the host (`mpiml.hosts.Facts`); version of mpiml 16 bytes, MPI library 40 bytes, label
+of a guest 44 bytes, each with a zero behind it. Version and size stand for ever: ranks with two
+versions of mpiml must be able to tell each other so.
 """
 
 import os
 import struct
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from mpiml.config import Config
@@ -23,7 +25,8 @@ __all__ = ["Record", "agree", "alone", "exchange"]
 
 VERSION = 1
 SIZE = 512
-READY, FAULT, USAGE = 0, 1, 2
+READY, FAULT, USAGE, GUEST = 0, 1, 2, 3
+_TAIL = struct.Struct("<16s40s44s")
 _HEAD = struct.Struct("<BBBxiI32s8s")
 _ERROR = struct.Struct("<BI")  # encoding, bytes of the traceback
 _MOST = 1 << 20  # bytes of an error, and of its traceback, that are sent to all ranks
@@ -45,6 +48,10 @@ class Record(NamedTuple):
         Its host.
     token
         Random bytes; names what the ranks of a host share.
+    version, library
+        Of mpiml and of MPI.
+    guest
+        Label of a rank of another program; None of a rank that runs Python.
     """
 
     state: int
@@ -53,6 +60,9 @@ class Record(NamedTuple):
     digest: bytes
     facts: Facts
     token: bytes
+    version: str = ""
+    library: str = ""
+    guest: str | None = None
 
     def pack(self) -> bytes:
         """Return the bytes."""
@@ -61,7 +71,9 @@ class Record(NamedTuple):
             VERSION, self.state, self.attached is not None, self.status, role, self.digest,
             self.token,
         )  # fmt: skip
-        return (head + self.facts.pack()).ljust(SIZE, b"\0")
+        texts = (self.version[:15], self.library[:39], (self.guest or "")[:43])
+        tail = _TAIL.pack(*[text.encode(errors="replace") for text in texts])
+        return head + self.facts.pack() + tail
 
     @classmethod
     def unpack(
@@ -80,7 +92,13 @@ class Record(NamedTuple):
         if facts is None:
             facts = seen[raw] = Facts.unpack(raw)
         same = seen.setdefault(digest_, digest_)
-        return cls(state, status, role if attached else None, same, facts, token)
+        tail = bytes(data[-_TAIL.size :])
+        texts = seen.get(tail)
+        if texts is None:
+            texts = seen[tail] = [_text(field) for field in _TAIL.unpack(tail)]
+        guest = texts[2] if state == GUEST else None
+        role_ = role if attached else None
+        return cls(state, status, role_, same, facts, token, texts[0], texts[1], guest)
 
 
 def alone(attached: int | None) -> Record:
@@ -95,6 +113,7 @@ def exchange(
     lines: Sequence[tuple[str, str]],
     error: BaseException | None,
     attached: int | None = None,
+    part: Callable[[list[Record]], Any] | None = None,
 ) -> list[Record]:
     """Compare what all ranks built. Collective over `comm`: one allgather if all is well.
 
@@ -108,11 +127,14 @@ def exchange(
         What was raised here instead of a program.
     attached
         Index of the role whose body is the calling code, if any.
+    part
+        Where there are guests, called with all records: parts from them, collectively, and
+        returns the communicator of the other ranks, which go on alone.
 
     Returns
     -------
     list of Record
-        One for each rank.
+        One for each rank that runs Python.
 
     Raises
     ------
@@ -122,7 +144,9 @@ def exchange(
         `error` on the ranks that have one, on the others the error of the lowest of those,
         with its text as ``__cause__``; its attribute ``mpiml_rank`` says whose it is.
     """
-    own = alone(attached)._replace(digest=digest(lines))
+    own = alone(attached)._replace(
+        digest=digest(lines), library=_world().library(), version=_version()
+    )
     if error is not None:
         usage = isinstance(error, UsageError)
         own = own._replace(state=USAGE if usage else FAULT, status=2 if usage else 1)
@@ -130,6 +154,9 @@ def exchange(
     # Ranks of a host tell much the same: kept once, 10,000 ranks are not 10,000 sets of cores.
     seen: dict[Any, Any] = {}
     records = [Record.unpack(data, rank, seen) for rank, data in enumerate(answers)]
+    if part is not None and any(record.guest is not None for record in records):
+        comm = part(records)
+        records = [record for record in records if record.guest is None]
     failed = [rank for rank, record in enumerate(records) if record.state != READY]
     if failed:
         error = _failure(comm, error, failed[0], "built")
@@ -195,6 +222,14 @@ def _compare(
         raise GraphMismatchError(
             f"expected all ranks to build the same program, but {difference}. {cure}"
         )
+
+
+def _version() -> str:
+    return str(getattr(sys.modules["mpiml"], "__version__", "?"))
+
+
+def _text(field: bytes) -> str:
+    return field.partition(b"\0")[0].decode(errors="replace")
 
 
 def _pair(line: str) -> tuple[str, str]:

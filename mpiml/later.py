@@ -18,7 +18,6 @@ _FAULT = "fault"
 #: name -> (how a user spells it, the release that brings it)
 LATER: dict[str, tuple[str, str]] = {
     "ReplayNode": ("mpiml.ReplayNode", _SERVICES),
-    "ExternalNode": ("mpiml.ExternalNode", _CLUSTER),
     "tasks": ("mpiml.tasks", _TASKS),
     "TaskPoolNode": ("mpiml.TaskPoolNode", _TASKS),
     "checkpoint": ("mpiml.checkpoint", _FAULT),

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mpiml.errors import PlacementError, UsageError
+from mpiml.external.crowd import Crowd, keepers, widened
 from mpiml.gpus import why_too_few
 from mpiml.hosts import Facts, Hosts
 from mpiml.program import Program
@@ -19,6 +20,7 @@ def lay_out(
     attached: Sequence[int | None],
     threads: int | None = None,
     host_size: int | None = None,
+    crowd: Crowd | None = None,
 ) -> tuple[Plan, Hosts]:
     """Place the units of a program; ranks whose own code is a body keep that one.
 
@@ -36,6 +38,9 @@ def lay_out(
         With one rank: replicas of the role that has ``FILL``.
     host_size
         For tests: pretend that a host has at most so many ranks.
+    crowd
+        Which ranks of other programs attach; a node that is one of them is placed on the rank
+        that speaks to it for the program.
 
     Raises
     ------
@@ -45,6 +50,8 @@ def lay_out(
         More or fewer ranks attach to a role than it has replicas.
     """
     hosts = Hosts(facts, host_size)
+    outside = keepers(program, crowd)
+    units = [(i, unit) for i, unit in enumerate(program.units) if i not in outside]
     asks = [
         Ask(
             unit.label,
@@ -54,15 +61,18 @@ def lay_out(
             tuple(program.roles[i].label for i in unit.roles),
             any(m.node.spread for i in unit.roles for m in program.roles[i].members),
         )
-        for unit in program.units
+        for _, unit in units
     ]
+    inside = [i for i, _ in units]
     held: dict[int, list[int]] = {}
     for rank, role in enumerate(attached):
         if role is not None:
-            held.setdefault(program.roles[role].unit, []).append(rank)
+            held.setdefault(inside.index(program.roles[role].unit), []).append(rank)
     if not held or (hosts.size == 1 and _fits(asks, held)):
-        return _placed(asks, hosts, facts, threads), hosts
-    return _around(asks, held, facts, host_size), hosts
+        plan = _placed(asks, hosts, facts, threads)
+    else:
+        plan = _around(asks, held, facts, host_size)
+    return (widened(plan, inside, outside) if outside else plan), hosts
 
 
 def _placed(
@@ -140,6 +150,8 @@ def split_layers(
     replicas: dict[int, int] = {}
     members: dict[int, dict[int, None]] = {}  # by role its ranks, each once, in their order
     for vertex in vertices:
+        if vertex.node.outside:
+            continue
         replicas[vertex.role_index] = replicas.get(vertex.role_index, 0) + 1
         members.setdefault(vertex.role_index, {})[ranks[vertex.id]] = None
     layers: list[tuple[set[int], list[int]]] = []

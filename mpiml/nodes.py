@@ -45,6 +45,8 @@ class Node:
     """
 
     kind: ClassVar[str] = "Node"
+    outside: ClassVar[bool] = False
+    """Whether it is a rank of another program, which attaches."""
 
     __slots__ = ("args", "callable", "home", "kwargs", "state")
 

@@ -10,7 +10,7 @@ ENC_TEXT    a str: UTF-8
 ENC_PICKLE  plain values: pickle, protocol 5
 ENC_FLAT    small arrays among plain values: pickle of a flat list
 ENC_PICKLE  the rest: a pickler with reductions of our own, then cloudpickle
-ENC_ARRAYS  arrays and names, for C and Fortran: comes with ExternalNode
+ENC_ARRAYS  arrays and names, for C and Fortran: see `mpiml.external`
 ==========  ==================================================================
 
 The mode says what the buffers are. BORROW: the sender's memory; it must not change before
@@ -168,7 +168,7 @@ def unpack(encoding: int, body: Any, buffers: Sequence[Any] = ()) -> Any:
         return str(body, "utf-8")
     if encoding == ENC_FLAT:
         return _unflat(*loads(body))
-    raise _unreadable(encoding)
+    return _foreign(encoding, body, buffers)
 
 
 def pack_call(args: tuple[Any, ...], kwargs: dict[str, Any], mode: int) -> Packed:
@@ -219,7 +219,7 @@ def unpack_call(
         items = _unflat(where, items, None)
         split = len(items) - len(names)
         return tuple(items[:split]), dict(zip(names, items[split:], strict=True))
-    raise _unreadable(encoding)
+    return _foreign(encoding, body, buffers, True), {}
 
 
 def pack_error(error: BaseException) -> Packed:
@@ -391,10 +391,10 @@ def _blob(item: Any, seen: dict[int, Blob]) -> Any:
     return seen.setdefault(id(item), Blob(item)) if large else item
 
 
-def _unreadable(encoding: int) -> UsageError:
+def _foreign(encoding: int, body: Any, buffers: Sequence[Any], call: bool = False) -> Any:
     if encoding == ENC_ARRAYS:
-        return UsageError("a value came as arrays and names, which comes with ExternalNode")
-    return UsageError(
-        f"a value came in encoding {encoding}; expected 0 to {ENC_FLAT}. Do all ranks run the "
-        "same version of mpiml?"
-    )
+        from mpiml.external.encoding import decode
+
+        return decode(body, buffers, call)
+    more = "Do all ranks run the same version of mpiml?"
+    raise UsageError(f"a value came in encoding {encoding}; expected 0 to {ENC_FLAT}. {more}")

@@ -64,6 +64,7 @@ class Runtime:
         world: Any,
         gpus: dict[tuple[int, int], tuple[int, ...]],
         settings: Settings,
+        receive: Callable[["Runtime"], Any] | None = None,
     ) -> None:
         self.name = name
         self.vertices = vertices
@@ -84,8 +85,9 @@ class Runtime:
         self.failures = Failures(self)
         self.ending = Ending(engine, bodies, self.failures.on_stop)
         self._bodies_left = Wait("the bodies of this rank")
-        here = (vertex for vertex, rank in enumerate(ranks) if rank == engine.rank)
-        self.nodes = [HostedNode(self, vertices[vertex]) for vertex in here]
+        held = [vertices[v] for v, rank in enumerate(ranks) if rank == engine.rank]
+        self.nodes = [HostedNode(self, vertex) for vertex in held if not vertex.node.outside]
+        self.present = [*self.nodes]  # and those that stand for ranks of other programs
         self._scopes: list[Scope] = [node.scope for node in self.nodes]
         self.router = Router(engine)
         self.router.servers = {node.vertex: node.server for node in self.nodes}
@@ -95,7 +97,8 @@ class Runtime:
         for node in self.nodes:
             if node.spec.replicas > 1:
                 self.agreeing.add(node, vertices.ids_of(node.spec.role_index))
-        self.topics = Topics(engine, vertices, ranks, ends_of(vertices), hosts.host_of)
+        places = (ranks, hosts.host_of) if receive is None else receive(self)
+        self.topics = Topics(engine, vertices, places[0], ends_of(vertices), places[1])
         self.quiet = Quiet(self)
         self.boards = Boards(engine, lambda first: vertices[first].replicas)
         engine.on_broken = self._on_broken
@@ -227,7 +230,7 @@ class Runtime:
         self.topics.leave(node.vertex, cut=self.stopping or node.how != RETURNED)
         if not node.spec.daemon:
             self.ending.body(-1)
-        if all(n.returned for n in self.nodes):
+        if all(n.returned for n in self.present):
             self.engine.fulfil(self._bodies_left)
 
     def run(self, started: bool = False) -> None:
@@ -266,14 +269,14 @@ class Runtime:
         owners.append(self._scopes)
         if not extra:  # a test's steps cannot be seen
             self.quiet.watch()
-        bodies = sum(n.body and not n.spec.daemon for n in self.nodes)
+        bodies = sum(n.body and not n.spec.daemon for n in self.present)
         self.ending.start(bodies + extra)
         if self.settings.prints and self.engine.rank == 0 and not self.ending.bodies:
             self.say(
                 f"mpiml: {self.name} has no body to wait for (services and daemons only), so it "
                 "runs until it is stopped: context().stop(), Ctrl-C, --max-time\n"
             )
-        if all(n.returned for n in self.nodes):
+        if all(n.returned for n in self.present):
             self._bodies_left.ready = True
         for node in attached:
             node.thread = threading.get_ident()
@@ -302,7 +305,7 @@ class Runtime:
 
     def _active(self) -> tuple[int, int]:
         """Return how many calls and callbacks are under way here, and how many streams open."""
-        servers = [node.server for node in self.nodes]
+        servers = [node.server for node in self.present]
         active = sum(node.constructing for node in self.nodes) + self.failures.held
         active += callbacks.under_way(self.engine)
         return (
@@ -339,7 +342,7 @@ class Runtime:
                 close_streams(node.server)
             streams = ending.settle(comm, self._active, gave_up)
         self.done = True
-        for node in self.nodes:
+        for node in self.present:
             node.leave()
             node.server.stop()
             node.loop.stop()

@@ -279,6 +279,9 @@ class Server:
         """Send the result. It is a snapshot: what the service may still change is copied."""
         engine = self.engine
         rank = request.rank
+        if rank >= engine.size:
+            engine.guests.answer(request, result, self.owner.title)
+            return
         if rank == engine.rank:
             self.send(request, REPLY, own(pack(result, BORROW, "the result")))
             return
@@ -301,6 +304,9 @@ class Server:
 
     def answer_error(self, request: Request, error: BaseException) -> None:
         """Send an exception with its traceback as text."""
+        if request.rank >= self.engine.size:
+            self.engine.guests.refuse(request, error, self.owner.title)
+            return
         packed = pack_error(error)
         if request.rank == self.engine.rank:
             packed = own(packed)

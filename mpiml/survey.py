@@ -90,6 +90,8 @@ def thread_frames() -> dict[int, FrameType]:
 
 def stack_of(node: Any) -> str:
     """Return the stacks of the threads that belong to `node`, user code only, as text."""
+    if node.spec.node.outside:
+        return "  (a rank of another program, which has not called mpiml_leave)"
     frames = thread_frames()
     names = {f"mpiml {node.title}", f"mpiml loop {node.title}"}
     main = len(node.runtime.nodes) == 1 or node.calling_back
@@ -202,7 +204,7 @@ class Survey:
         waited = float("inf")
         lines: list[str] = []
         seen: dict[int, float] = {}
-        for node in self._runtime.nodes:
+        for node in self._runtime.present:
             since, text = self._of(node, sleepers, frames, seen)
             waited = min(waited, since)
             lines += text

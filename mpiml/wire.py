@@ -41,6 +41,8 @@ __all__ = [
     "FLAG_BODY_APART",
     "FLAG_NESTED",
     "FLAG_STREAM",
+    "GUEST_GONE",
+    "GUEST_LEAVE",
     "HEADER",
     "HEARD",
     "HEAR_ASK",
@@ -91,6 +93,7 @@ TOPIC_ACK = 29  # may pass messages, which wait for their buffers
 TOPIC_ASK, TOPIC_QUIET = 30, 31
 STOP_ASK, STOP_TOLD, TOPIC_OVER = 33, 34, 35
 HEAR_ASK, HEARD = 36, 37
+GUEST_LEAVE, GUEST_GONE = 48, 49  # between Python ranks and those of other programs
 ANNOUNCE = 32  # the frame itself is large and comes as the one buffer of this one
 
 FLAG_NESTED = 1  # made inside a method: exempt from credit, so cycles cannot deadlock

@@ -45,6 +45,7 @@ def together(monkeypatch):
         exchange_record = staticmethod(lambda comm, data: comm.give(data))
         exchange_text = exchange_record
         spread = staticmethod(lambda comm, data, root: comm.give(data)[root])
+        library = staticmethod(lambda: "Some MPI v1")
 
     monkeypatch.setattr(handshake, "_world", lambda: World)
 

@@ -11,6 +11,7 @@ from mpiml.callbacks import await_in, wake
 from mpiml.contents import value_in
 from mpiml.errors import DeadlineError, ServiceGoneError, Stopped, UsageError
 from mpiml.graph import Vertex
+from mpiml.payload import Packed
 from mpiml.scope import Scope, current_scope
 from mpiml.seconds import timeout_seconds
 from mpiml.topics.graph import ROUND_ROBIN, End, chosen
@@ -98,7 +99,7 @@ class Publisher:
             x = encode(x)
         if self._to_all and self._outgoing.put_plain(links, x):
             return
-        message = packed(x)
+        message = self._packed(x)
         groups = self._groups(links)
         if self._outgoing.put_any(groups, message, None):
             return
@@ -123,6 +124,13 @@ class Publisher:
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if kind is None:  # work that has failed must not end as if it were done
             self.close()
+
+    def _packed(self, x: Any) -> Packed:
+        if not self._outgoing.outside:
+            return packed(x)
+        from mpiml.external.topics import packed_array
+
+        return packed_array(x, self._topic, self._about)
 
     def _check_open(self) -> None:
         if self._outgoing.refuses:

@@ -90,6 +90,7 @@ class Topic:
         self.deliver = deliver
         self.encode = encode
         self.decode = decode
+        self.array: Any = None  # what an ExternalNode says that its arrays are
 
     def publisher(self) -> Any:
         """Return what becomes a `Publisher` inside the node that it is given to. Local."""

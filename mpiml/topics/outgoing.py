@@ -104,7 +104,7 @@ def connect(links: Sequence[Link], rank: int, host_of: Callable[[int], int]) -> 
     home = host_of(rank)
     places: dict[tuple[bool, int], list[Link]] = {}
     for link in links:
-        if link.rank != rank:
+        if link.rank != rank and host_of(link.rank) >= 0:  # else it takes nothing for others
             near = host_of(link.rank) == home
             place = link.rank if near else host_of(link.rank)
             places.setdefault((near, place), []).append(link)
@@ -128,6 +128,11 @@ class Outgoing:
         To each subscriber that hears it, connected.
     host_of : callable
         Returns the number of a rank's host.
+
+    Attributes
+    ----------
+    outside : bool
+        Whether ranks of other programs are among them, who get arrays only.
     """
 
     def __init__(
@@ -144,7 +149,10 @@ class Outgoing:
         self._cut = False
         self._host_of = host_of
         self._grouped = any(link.mates for link in links)
-        self._simple = all(link.rank != engine.rank and not link.ordered for link in links)
+        self.outside = any(host_of(link.rank) < 0 for link in links)
+        self._simple = not self.outside and all(
+            link.rank != engine.rank and not link.ordered for link in links
+        )
         self._serials = itertools.count()
         self._by_aux = {(link.vertex, link.aux): link for link in links}
         self._waiting: list[Wait] = []
@@ -316,15 +324,16 @@ class Outgoing:
             self._ready.append(partial(self._send, *batches[serial]))
 
     def _send(self, load: _Load, entries: list[Entry]) -> None:
-        far = [entry for entry in entries if entry.rank != self.engine.rank]
+        rank, host_of = self.engine.rank, self._host_of
+        far = [each for each in entries if each.rank != rank and host_of(each.rank) >= 0]
         if not load.large or len(far) < 2:
             for entry in entries:
                 self._direct(TOPIC, entry, load.packed)
             return
-        for rank, part in split(self.engine.rank, far, self._host_of):
-            self._transmit(rank, TOPIC, part[0], joined(part), load.packed)
+        for other, part in split(rank, far, host_of):
+            self._transmit(other, TOPIC, part[0], joined(part), load.packed)
         for entry in entries:
-            if entry.rank == self.engine.rank:
+            if entry.rank == rank or host_of(entry.rank) < 0:
                 self._direct(TOPIC, entry, load.packed)
 
     def _direct(self, kind: int, entry: Entry, packed: Packed) -> None:

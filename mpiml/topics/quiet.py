@@ -102,10 +102,10 @@ class Quiet:
         engine = runtime.engine
         sleepers = [*engine.sleepers.values(), *runtime.teams.sleepers()]
         quiet = not callbacks.under_way(engine) and not runtime.stopping
-        quiet = quiet and all(_waits(node, sleepers) for node in runtime.nodes)
+        quiet = quiet and all(_waits(node, sleepers) for node in runtime.present)
         sent, received = engine.counts()
         left = sum(
-            not (node.returned or node.waiting or node.spec.daemon) for node in runtime.nodes
+            not (node.returned or node.waiting or node.spec.daemon) for node in runtime.present
         )
         # the frames of these waves do not count
         return _State(sent - self._asks.sent, received - self._asks.received, left, quiet)

@@ -99,7 +99,9 @@ class Guest:
         library = library or MPI.Get_library_version().split("\n")[0].split(",")[0].strip("\0 ")
         host = socket.gethostname().encode()[:64]
         facts = struct.pack("<BBB29x64s", 1, 0, len(host), host).ljust(360, b"\0")
-        tail = struct.pack("<16s40s44s", version.encode(), library[:39].encode(), label.encode())
+        tail = struct.pack(
+            "<16s40s44s", version.encode(), library[:39].encode(), label.encode()
+        )
         return struct.pack("<BBBxiI32s8s", 1, 3, 0, 0, 0, b"", b"") + facts + tail
 
     def _check(self, records):
@@ -125,9 +127,7 @@ class Guest:
         version, _, _, _, _, slot = r.take("BBHIII")
         assert (version, slot) == (1, 32768)
         r.ranges()
-        for name, first, _count, title in r.many(
-            lambda: (r.text(), *r.take("II"), r.text())
-        ):
+        for name, first, _count, title in r.many(lambda: (r.text(), *r.take("II"), r.text())):
             if name == label:
                 self.vertex, self.title = first + self.own.rank, title
         self.index = self.own.rank
@@ -138,9 +138,11 @@ class Guest:
             name: (callers, places, dict(methods))
             for name, callers, places, methods in r.many(
                 lambda: (
-                    r.text(), r.ranges(), r.many(lambda: r.take("II")),
+                    r.text(),
+                    r.ranges(),
+                    r.many(lambda: r.take("II")),
                     r.many(lambda: (r.text(), r.take("B"))),
-                )  # fmt: skip
+                )
             )
         }
         self.servers = dict(r.many(lambda: (r.text(), r.ranges())))
@@ -173,7 +175,19 @@ class Guest:
 
     # -- messages ------------------------------------------------------------------------------
 
-    def send(self, rank, kind, target, id=0, aux=0, encoding=0, name=b"", body=b"", buffers=(), flags=0):
+    def send(
+        self,
+        rank,
+        kind,
+        target,
+        id=0,
+        aux=0,
+        encoding=0,
+        name=b"",
+        body=b"",
+        buffers=(),
+        flags=0,
+    ):
         head = HEADER.pack(
             1, kind, encoding, flags, self.vertex, target, len(buffers), id, len(body), len(name),
             aux,
@@ -309,7 +323,9 @@ class Guest:
         for topic in self.topics.values():
             for link in topic["links"]:
                 self.until(lambda link=link: not link.waiting or self.notes)
-                self.send(link.rank, TOPIC_END, link.vertex, link.number, link.aux, int(how > 0))
+                self.send(
+                    link.rank, TOPIC_END, link.vertex, link.number, link.aux, int(how > 0)
+                )
                 self.partners.add(link.rank)
             for aux, vertex, rank in topic["hears"]:
                 taken = self.taken.get((vertex, aux), 0)

@@ -1,0 +1,105 @@
+"""Who attaches to a program from outside, and where that puts the nodes they are: pure."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from mpiml.errors import PlacementError, UsageError
+from mpiml.program import Program
+from mpiml.roles.placement import Plan
+from mpiml.settings import FILL, Placement
+
+__all__ = ["Crowd", "keepers", "ranges", "widened"]
+
+
+class Crowd(NamedTuple):
+    """The ranks of a communicator, those that run Python and the others, called guests.
+
+    Attributes
+    ----------
+    labels : tuple of str
+        Of each guest.
+    guests : tuple of int
+        The rank of each guest in the communicator.
+    pythons : tuple of int
+        The ranks of the others.
+    """
+
+    labels: tuple[str, ...]
+    guests: tuple[int, ...]
+    pythons: tuple[int, ...]
+
+    def keeper(self, guest: int) -> int:
+        """Return the number of the Python rank that speaks to a guest for the program."""
+        return guest * len(self.pythons) // len(self.guests)
+
+    def colour(self, guest: int) -> int:
+        """Return what the guest gives to the split that makes communicators of labels."""
+        return 1 + list(dict.fromkeys(self.labels)).index(self.labels[guest])
+
+    def of_label(self, label: str) -> list[int]:
+        """Return the guests of a label, in the order of their nodes."""
+        return [guest for guest, other in enumerate(self.labels) if other == label]
+
+
+def keepers(program: Program, crowd: Crowd | None) -> dict[int, tuple[int, ...]]:
+    """Return, for each unit of nodes outside Python, the Python ranks that speak for them.
+
+    Raises
+    ------
+    PlacementError
+        There are no guests of such a label, or more or fewer than it has replicas; or there are
+        guests of a label that no such node has.
+    UsageError
+        Such a node shares its label or its rank with nodes in Python.
+    """
+    found: dict[int, tuple[int, ...]] = {}
+    labels: list[str] = []
+    for position, unit in enumerate(program.units):
+        nodes = [m.node for role in unit.roles for m in program.roles[role].members]
+        if not any(node.outside for node in nodes):
+            continue
+        where = f"Program {program.name!r}, node {unit.label!r}"
+        if len(nodes) > 1 or unit.placement != Placement():
+            raise UsageError(
+                f"{where}: an ExternalNode stands alone under its label, and where its ranks were "
+                "started: expected no placement=, no Colocation and no group"
+            )
+        guests = () if crowd is None else tuple(crowd.of_label(unit.label))
+        if not guests or unit.replicas not in (FILL, len(guests)):
+            wanted = "ranks" if unit.replicas == FILL else f"{unit.replicas} ranks"
+            raise PlacementError(
+                f"{where}: expected {wanted} that call mpiml_attach with this label, got "
+                f"{len(guests)}. Start both programs together: mpirun -n 4 ./solver : -n 2 python "
+                "-m mpiml.run trainer.py"
+            )
+        assert crowd is not None
+        labels.append(unit.label)
+        found[position] = tuple(map(crowd.keeper, guests))
+    strange = [] if crowd is None else sorted(set(crowd.labels) - set(labels))
+    if strange:
+        raise PlacementError(
+            f"Program {program.name!r}: ranks attach as {strange[0]!r}, but the program has no "
+            f"ExternalNode of this label; it has {', '.join(labels) or 'none'}. Add one: "
+            f"program.add_node(mpiml.ExternalNode(...), label={strange[0]!r}, replicas=mpiml.FILL)"
+        )
+    return found
+
+
+def widened(plan: Plan, inside: Sequence[int], outside: dict[int, tuple[int, ...]]) -> Plan:
+    """Return the plan of all units, from that of those inside Python."""
+    ranks = dict(outside)
+    ranks.update({unit: plan.ranks[i] for i, unit in enumerate(inside)})
+    placed = tuple(ranks[unit] for unit in range(len(ranks)))
+    gpus = {(inside[unit], replica): ids for (unit, replica), ids in plan.gpus.items()}
+    return Plan(tuple(map(len, placed)), placed, plan.spares, gpus, plan.notes)
+
+
+def ranges(numbers: Iterable[Any]) -> list[tuple[int, int]]:
+    """Return ascending numbers as ranges, first and last of each."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and number == found[-1][1] + 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return [(first, last) for first, last in found]
