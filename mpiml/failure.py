@@ -19,7 +19,7 @@ from mpiml.hosting import HostedNode
 from mpiml.payload import pack_error, unpack_error
 from mpiml.survey import callback_stack, stack_of
 from mpiml.tracebacks import remote_text
-from mpiml.undertaker import bury
+from mpiml.undertaker import bury, resign
 
 __all__ = ["Failures"]
 
@@ -263,9 +263,7 @@ class Failures:
                 continue  # closed, or nobody reads it
         world = self._runtime.world
         if self._apart() and bury() and (lost or self._runtime.survey.silent()):
-            os.write(int(os.environ["PMI_FD"]), b"cmd=abort exitcode=1\n")
-            time.sleep(1.0)
-            os._exit(status)  # MPICH's MPI_Abort would wait for a host that is cut off
+            resign(status)
         if world is not None and self._runtime.engine.link is not None:
             world.abort(status)
         os._exit(status)

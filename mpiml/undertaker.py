@@ -1,0 +1,111 @@
+"""Ending a launcher that waits for a host it has lost.
+
+After `MPI_Abort` a launcher waits until the daemons of all hosts say that their ranks are gone.
+One that is cut off says nothing, and mpirun or mpiexec would wait for as long as TCP does. So a
+rank that ends a program over several hosts leaves a shell behind, which ends the launcher too:
+
+==================  ==============================================================================
+Open MPI's mpirun   gives up at the third SIGTERM within a few seconds; status 1
+MPICH's mpiexec     ends once what it has started is gone, with the status of the rank that ended
+a daemon            what a rank on another host has above it: is killed, with all that it started
+==================  ==============================================================================
+
+A launcher of a batch system (srun) is left alone: the system knows which nodes are down.
+"""
+
+import os
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+from mpiml.ancestors import Process, launcher_chain, look_up
+from mpiml.config import Config
+
+__all__ = ["bury", "resign", "script"]
+
+_HYDRA = ("hydra_pmi_proxy", "pmi_proxy", "hydra_bstrap_pr")
+_OPEN_MPI = (
+    "mpirun",
+    "orterun",
+    "prterun",
+    "prte",
+    "mpirun.openmpi",
+    "mpiexec.openmp",
+    "mpiexec",
+)
+_DAEMONS = ("prted", "orted", *_HYDRA)
+
+
+def script(chain: Sequence[Process], started: Sequence[int]) -> str:
+    """Return what a shell does to end a launcher; empty where it is to be left alone.
+
+    Local: a pure function.
+
+    Parameters
+    ----------
+    chain
+        From the rank's parent up to the topmost launcher.
+    started
+        Further processes that this one has started: the ways to other hosts.
+    """
+    if not chain:
+        return ""
+    top = chain[-1]
+    alive = f"kill -0 {top.pid} 2>/dev/null || exit 0; "
+    last = f"{alive}kill -KILL {top.pid}"
+    if top.name in _DAEMONS:
+        return f"sleep 2; {last}"
+    if any(process.name in _HYDRA for process in chain):
+        ways = " ".join(map(str, started))
+        return f"sleep 0.5; {alive}kill -KILL {ways or top.pid}; sleep 3; {last}"
+    if top.name in _OPEN_MPI:
+        return f"sleep 1; for i in 1 2 3 4 5; do {alive}kill -TERM {top.pid}; sleep 0.5; done; {last}"
+    return ""
+
+
+def bury() -> bool:
+    """Let the launcher end soon, whatever it waits for; whether it is MPICH's.
+
+    Local: starts a shell in a session of its own, which ends within 5 s.
+    """
+    chain = launcher_chain(os.getppid())
+    text = script(chain, _children(chain) if chain else ())
+    if not text:
+        return False
+    environ = {
+        "PATH": os.environ.get("PATH", os.defpath)
+    }  # not found by what sweeps ranks away
+    try:
+        subprocess.Popen(
+            ["/bin/sh", "-c", text],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=environ,
+            start_new_session=True,
+        )
+    except OSError:
+        return False
+    return any(process.name in _HYDRA for process in chain)
+
+
+def resign(status: int) -> None:
+    """Leave MPICH's job with `status` and end it, as `MPI_Abort` would; never returns.
+
+    Local. `MPI_Abort` itself would wait here for a host that is cut off, holding Python's lock.
+    """
+    fd = Config.read_foreign().pmi_fd
+    if fd is not None:
+        with suppress(OSError):
+            os.write(fd, f"cmd=abort exitcode={status}\n".encode())
+        time.sleep(1.0)  # else the manager takes the end of this rank for the news
+    os._exit(status)
+
+
+def _children(chain: Sequence[Process]) -> list[int]:
+    """Return the processes that the topmost launcher has started, without those above us."""
+    known = {process.pid for process in chain}
+    found = [look_up(int(name)) for name in os.listdir("/proc") if name.isdigit()]
+    top = chain[-1].pid
+    return [p.pid for p in found if p is not None and p.parent == top and p.pid not in known]
