@@ -1,7 +1,7 @@
 """How a program ends: who decides, how all hear of it, and when nothing is under way.
 
-Each rank tells the rank above it how many bodies are open below; at the top, zero means that
-every body has returned or waits for the stop. Requests to stop go to the top as well, so there
+Each rank tells the rank above it whether bodies are open, here or below; at the top, none means
+that every body has returned or waits for the stop. Requests to stop go to the top as well, so there
 is one decision and one reason, which comes down the same tree. Then bodies end, calls already
 made are run until two rounds of counts agree, and the ranks leave together.
 """
@@ -91,13 +91,14 @@ class Ending:
             below = list(self._children.values())
             if not self._ready or -1 in below:
                 return
-            total = self._open + sum(below)
-            if total == self._sent:
+            # Whether any is open, not how many: else the top would hear of each body.
+            any_open = int(self._open + sum(below) > 0)
+            if any_open == self._sent:
                 return
-            self._sent = total
-            if above >= 0:  # under the lock: an older count must not overtake a newer one
-                self.engine.transmit(above, STATUS, self.engine.rank, above, aux=total)
-        if above < 0 and total == 0 and self.bodies:
+            self._sent = any_open
+            if above >= 0:  # under the lock: an older answer must not overtake a newer one
+                self.engine.transmit(above, STATUS, self.engine.rank, above, aux=any_open)
+        if above < 0 and not any_open and self.bodies:
             self.accept(Note(FINISHED, 0, 0, 0, "finished"))
 
     # -- the decision ------------------------------------------------------------------------

@@ -198,12 +198,14 @@ def test_counts_leave_in_the_order_in_which_they_were_taken():
         second.set()
 
     ending.engine.transmit = transmit
-    threads = [threading.Thread(target=ending.body, args=(+1,)) for _ in range(2)]
+    threads = [threading.Thread(target=ending.body, args=(change,)) for change in (+1, -1)]
     for thread in threads:
         thread.start()
+        while not calls:
+            time.sleep(0.001)
     for thread in threads:
         thread.join()
-    assert sent == [1, 2]
+    assert sent == [1, 0]
 
 
 # -- with ranks ---------------------------------------------------------------------------------

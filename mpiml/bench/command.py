@@ -27,6 +27,7 @@ NAMES = {
     "gpu": "sums of arrays on CUDA devices, of 8 B to 256 MiB",
     "startup": "the import, the memory of a rank, many ranks on few cores",
     "idle": "what an idle service costs, and how soon it answers",
+    "scale": "2 to 128 ranks on few cores: start, end, a million calls, memory, a model",
 }
 
 
@@ -108,7 +109,10 @@ def parse(argv: Sequence[str]) -> Options:
         "--ranks",
         type=_count,
         metavar="N",
-        help="ranks of the large run (rpc 8, pubsub 4, ps 4, startup 64, allreduce 2)",
+        help="ranks of the large run (rpc 8, pubsub 4, ps 4, startup 64, allreduce 2, scale 128)",
+    )
+    parser.add_argument(
+        "--calls", type=_count, metavar="N", help="calls in total, of scale (1,000,000)"
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument(
@@ -128,7 +132,7 @@ def parse(argv: Sequence[str]) -> Options:
     found = parser.parse_args(argv)
     return Options(
         found.name, found.ranks, found.json, found.quick, found.peers or bool(found.peer_python),
-        dict(found.peer_python),
+        dict(found.peer_python), found.calls,
     )  # fmt: skip
 
 

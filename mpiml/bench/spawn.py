@@ -43,6 +43,8 @@ class Options(NamedTuple):
         Whether to measure other systems too.
     pythons
         Peer -> the Python that has it; this one by default.
+    calls
+        Calls in total, where a benchmark makes many; None for its own number.
     """
 
     name: str = ""
@@ -51,6 +53,7 @@ class Options(NamedTuple):
     quick: bool = False
     peers: bool = False
     pythons: Mapping[str, str] = {}
+    calls: int | None = None
 
 
 class Ranks:

@@ -80,6 +80,13 @@ ROWS = {
         *("start_plain", "start_hello"),
     },
     "idle": {"raw", "service", "caller", "answer", "answer_max"},
+    "scale": {
+        *(f"{what}_{n}" for what in ("plain", "start", "launch", "model") for n in (2, 4)),
+        *("L", "o", "g", "G", "frame", "duplicate", "placing"),
+        *(f"far_{n}" for n in (100, 1000, 10_000)),
+        *("calls", "calls_s", "rate", "grown"),
+        *(f"private_{what}{n}" for what in ("plain_", "") for n in (2, 4)),
+    },
 }
 #: Where this machine can be several hosts: rows, the goals among them, and what is said where not.
 NOT_TWO = "two hosts: not measured"
@@ -117,6 +124,7 @@ GOALS = {
     "onesided": 8,
     "startup": 4,
     "idle": 3,
+    "scale": 2,
 }
 
 
@@ -254,6 +262,8 @@ def row(key, value):
         (["allreduce", "--ranks", "1"], "expected 2 or more"),
         (["rpc", "--ranks", "3"], "expected 4 or more"),
         (["startup", "--ranks", "1"], "expected 2 or more"),
+        (["scale", "--ranks", "1"], "expected 2 or more"),
+        (["scale", "--calls", "0"], "expected 1 or more"),
         (["pubsub", "--ranks", "2"], "expected 3 or more"),
         (["ps", "--ranks", "2"], "expected 3 or more"),
     ],
