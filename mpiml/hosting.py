@@ -94,6 +94,7 @@ class HostedNode:
         self.agreed = False
         self.broken = False  # a member of the role has failed
         self.how = RUNS
+        self.attached = False  # the body is the code that called `attach`
         self.polls = 0  # looks at `stopping` since a stop was asked for
         self.idle = False  # it has been said that no round will be begun before asking
         self.resumed = Wait(f"{self.title}: asking its role to go on")
@@ -321,7 +322,10 @@ class HostedNode:
 
     def agree_stop(self) -> bool:
         """Count a round of the role; see `Context.agree_stop`."""
-        if not self.agreement.begin_round() or self.agreed:
+        stopping = self.agreement.begin_round()
+        if self.runtime.engine.home and not self.agreed:
+            stopping = self.runtime.teams.heard(self, stopping)
+        if not stopping or self.agreed:
             return self.agreed
         self.runtime.engine.wait(self.agreement.decided, None, None)
         self.resume()

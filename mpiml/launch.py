@@ -282,6 +282,7 @@ def _attached(job: Job) -> Iterator[Any]:
 
     with run_session(job) as runtime:
         node = next(n for n in runtime.nodes if n.spec.role == job.attached)
+        node.attached = True
         token = enter(node.scope)
         try:
             runtime.start([node])

@@ -36,6 +36,7 @@ class Teams:
         self._nodes: dict[int, HostedNode] = {node.vertex: node for node in runtime.nodes}
         self._teams: dict[int, Any] = {}
         self.spoiled = False  # messages are left in a communicator: it has to stay
+        self._together: dict[int, bool] = {}  # nodes that hear of a stop as a role
         self._rooms: dict[int, Any] = {}
         self._lock = threading.Lock()
         self._joining = {vertex: threading.Lock() for vertex in self._nodes}
@@ -105,6 +106,40 @@ class Teams:
             return world.team_comm(spec.role_index)
         finally:
             hooks.end()
+
+    def heard(self, node: HostedNode, stopping: bool) -> bool:
+        """Return whether any member of a role knows that a stop is being agreed.
+
+        Collective over the role, in each call of ``agree_stop``, where one thread of a rank makes
+        all calls of MPI. It must not wait there for the others' counts while one of them waits
+        for it in a call of the user's, where nothing tells it that there is a stop: so all learn
+        of it in the same round. Bodies on other threads call no MPI and need none of this.
+        """
+        together = self._together.get(node.vertex)
+        if together is None:
+            together = self._together[node.vertex] = self._in_step(node)
+        if not together:
+            return stopping
+        threads.check("agree_stop()")
+        from mpi4py import MPI
+
+        from mpiml.collectives.messages import complete
+
+        team = self.of(node)
+        said, heard = bytearray([stopping]), bytearray(1)
+        request = team.comm.Iallreduce([said, MPI.BYTE], [heard, MPI.BYTE], MPI.BOR)
+        complete(request, team.waiting("agree_stop()"))
+        if heard[0]:
+            self._together[node.vertex] = False  # all know it: no need to ask again
+        return bool(heard[0])
+
+    def _in_step(self, node: HostedNode) -> bool:
+        """Tell, alike for all members of a role, whether their bodies may call MPI themselves."""
+        ranks = self.runtime.ranks
+        members = self.runtime.vertices.ids_of(node.spec.role_index)
+        held = {ranks[vertex] for vertex in members}
+        alone = sum(rank in held for rank in ranks) == len(members)
+        return len(members) > 1 and (node.attached or alone)
 
     def meets_here(self, node: HostedNode) -> bool:
         """Tell whether a node has a team with other nodes of this process."""

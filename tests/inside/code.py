@@ -111,7 +111,7 @@ def calls():
         return DONE
 
     for first in (0, SIZE - 1):
-        assert solve(COMM, block, first) in (DONE, None) or RANK == first
+        assert solve(COMM, block, first) in (DONE, None) or first == RANK
 
 
 def polled():
@@ -290,6 +290,43 @@ def stopped():
             mpiml.poll()
 
     solve(COMM, block)
+
+
+def steps(comm, echo, me):
+    """Count steps that wait for the neighbours in calls of MPI, until the role stops."""
+    step, got = 0, np.zeros(1)
+    while not me.agree_stop():
+        ahead, behind = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+        comm.Sendrecv(np.full(1, float(step)), ahead, 0, got, behind)
+        assert got[0] == step
+        step += 1
+        if step == 50 and me.index == 0:
+            me.stop()
+        mpiml.poll()
+    return step
+
+
+def body_of_steps(echo):
+    me = mpiml.context()
+    return steps(me.comm, echo, me)
+
+
+def agreed():
+    """A stop that is agreed on reaches all in the same step, however they wait for each other."""
+
+    def block(me, echo):
+        count = steps(me.comm, echo, me)
+        assert me.comm.allgather(count) == [count] * me.replicas
+        assert count >= 50
+
+    for _ in range(3):
+        solve(COMM, block)
+    program = mpiml.Program("agreed")
+    echo = program.add_node(mpiml.ServiceNode(Echo), label="echo")
+    program.add_node(mpiml.PyNode(body_of_steps, echo), label="steps", replicas=SIZE - 1)
+    result = mpiml.launch(program, COMM)
+    if RANK == 0:
+        assert len(set(result["steps"])) == 1
 
 
 async def waits(echo):

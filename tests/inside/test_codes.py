@@ -11,7 +11,7 @@ RANKS = 3
 #: at every level
 ALIKE = (
     "calls", "polled", "refused", "reduced", "parts", "nested", "early", "failing", "stopped",
-    "async_bodies", "handlers", "petsc", "last",
+    "agreed", "async_bodies", "handlers", "petsc", "last",
 )  # fmt: skip
 
 pytestmark = pytest.mark.usefixtures("mpi_launcher")
