@@ -51,7 +51,7 @@ static int ended_early(int code, double seconds) {
     snprintf(still, sizeof still,
              " Its arguments are still being sent: leave their memory as it is until mpiml_leave.");
   if (code == MPIML_ERR_TIMEOUT)
-    return mi_fail(code, "expected an answer within %g s, got none.%s", seconds, still);
+    return mi_fail(code, "expected an answer within %.3g s, got none.%s", seconds, still);
   if (*still && code == mi.stop)
     return mi_fail(code, "the program ends: %s.%s", mi.reason ? mi.reason : "", still);
   return code;
