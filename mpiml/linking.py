@@ -7,11 +7,11 @@ from mpiml.config import Config
 from mpiml.engine import Engine
 from mpiml.transport import Bell, FunneledLink, MpiLink, SharedBell, SleepBell
 
-__all__ = ["link", "share"]
+__all__ = ["bell_path", "link", "share"]
 
 
 def share(
-    world: Any, rank: int, hosts: Any, config: Config, token: bytes
+    world: Any, rank: int, hosts: Any, config: Config, token: bytes, keep: bool = False
 ) -> tuple[Any, dict[int, int]]:
     """Map the memory that the ranks of a host share. Collective over the program's ranks.
 
@@ -27,6 +27,8 @@ def share(
         What may be tuned.
     token
         Random bytes that the ranks of this host agree on.
+    keep
+        Let the file have its name: ranks of other programs are to map it too.
 
     Returns
     -------
@@ -35,8 +37,13 @@ def share(
     """
     ranks = hosts.rows[hosts.host_of(rank)].ranks
     lines = {rank: line for line, rank in enumerate(ranks)}
-    path = f"/dev/shm/mpiml-{token.hex()}" if config.doorbell else None
-    return world.prepare(path, lines), lines
+    path = bell_path(token) if config.doorbell else None
+    return world.prepare(path, lines, keep), lines
+
+
+def bell_path(token: bytes) -> str:
+    """Return the file that the ranks of a host with this token share. Local."""
+    return f"/dev/shm/mpiml-{token.hex()}"
 
 
 def link(world: Any, engine: Engine, memory: Any, lines: dict[int, int]) -> MpiLink:

@@ -279,7 +279,7 @@ class Server:
         """Send the result. It is a snapshot: what the service may still change is copied."""
         engine = self.engine
         rank = request.rank
-        if rank >= engine.size:
+        if engine.guests is not None and rank >= engine.size:
             engine.guests.answer(request, result, self.owner.title)
             return
         if rank == engine.rank:
@@ -304,8 +304,9 @@ class Server:
 
     def answer_error(self, request: Request, error: BaseException) -> None:
         """Send an exception with its traceback as text."""
-        if request.rank >= self.engine.size:
-            self.engine.guests.refuse(request, error, self.owner.title)
+        guests = self.engine.guests
+        if guests is not None and request.rank >= self.engine.size:
+            guests.refuse(request, error, self.owner.title)
             return
         packed = pack_error(error)
         if request.rank == self.engine.rank:

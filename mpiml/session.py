@@ -202,13 +202,18 @@ def _meet(stack: ExitStack, job: Job) -> _Meeting:
         return meeting
     if party is not None:
         party.check(vertices)
-    from mpiml.linking import share
+    from mpiml.linking import bell_path, share
     from mpiml.world import World
 
     world = World(comm)
     world.split_roles(split_layers(vertices, ranks, comm.rank))
     first = hosts.rows[hosts.host_of(comm.rank)].ranks[0]
-    shared = share(world, comm.rank, hosts, config, records[first].token)
+    if party is not None and config.doorbell:
+        party.bells = [
+            (row.name, bell_path(records[row.ranks[0]].token), row.ranks) for row in hosts.rows
+        ]
+    token, guests = records[first].token, party is not None
+    shared = share(world, comm.rank, hosts, config, token, guests)
     return meeting._replace(comm=comm, party=party, world=world, shared=shared)
 
 

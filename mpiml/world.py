@@ -37,6 +37,7 @@ __all__ = [
     "ranks_by_host",
     "single",
     "start",
+    "unname",
 ]
 
 # Open MPI 5 prints osc_ucx errors at the first window, and a waiting rank keeps its core
@@ -267,7 +268,7 @@ class World:
         self._teams[role] = own_duplicate(self.roles[role], f"mpiml team of role {role}")
         return self._teams[role]
 
-    def prepare(self, path: str | None, lines: dict[int, int]) -> Any:
+    def prepare(self, path: str | None, lines: dict[int, int], keep: bool = False) -> Any:
         """Map a cache line for each rank of this host.
 
         Collective: one barrier. All ranks of a host open the same file, whoever comes
@@ -281,6 +282,8 @@ class World:
             The file; None: no shared memory.
         lines
             Line of each rank of this host; those that do not share it are removed.
+        keep
+            Let the file have its name: others are to map it too.
 
         Returns
         -------
@@ -293,8 +296,8 @@ class World:
             _mark(memory, lines[comm.rank])
         comm.Barrier()  # all have marked their lines
         if memory is not None and path is not None:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
+            if not keep:
+                unname(path)
             for rank, line in list(lines.items()):
                 if not _is_marked(memory, line):
                     del lines[rank]
@@ -330,6 +333,12 @@ class World:
                 comm.Free()
         self.roles.clear()
         self.folded.clear()
+
+
+def unname(path: str) -> None:
+    """Take the name of a file away, if it has one still: who has mapped it keeps it. Local."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
 
 
 _MARK, _AT = b"mpiml\0\1\n", 56  # in the last bytes of a line; a bell uses the first

@@ -133,7 +133,7 @@ def test_exit_without_a_status_is_a_return(mode):
 class Deaf:
     """An engine that remembers to whom credit went back and what was sent."""
 
-    rank, driving = 0, None
+    rank, driving, guests = 0, None, None
 
     def __init__(self):
         self.given, self.sent = [], []

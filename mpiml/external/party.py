@@ -37,6 +37,9 @@ class Party:
         The communicator of the Python ranks.
     link
         A duplicate of the whole, for messages with guests.
+    bells : sequence of (host, path, ranks)
+        Files by which the Python ranks of each host are woken, each by the line that is its
+        place. They have names until guests have mapped them.
     """
 
     def __init__(self, comm: Any, crowd: Crowd) -> None:
@@ -44,6 +47,7 @@ class Party:
         self.link: Any = world.own_duplicate(comm, "mpiml guests")
         self.comm: Any = comm.Split(0, comm.rank)
         self.comm.Set_name("mpiml python ranks")
+        self.bells: Sequence[tuple[str, str, Sequence[int]]] = ()
         self._told = False
         self._reception: Reception | None = None
 
@@ -65,10 +69,15 @@ class Party:
         """Let guests begin. Collective."""
         data = b""
         if self.comm.rank == 0 and self._reception is not None:
-            ranks = self._reception.ranks
-            data = manifest(runtime.name, runtime.vertices, ranks, self.crowd)
+            ranks, pythons = self._reception.ranks, self.crowd.pythons
+            bells = [
+                (host, path, [(pythons[rank], line) for line, rank in enumerate(held)])
+                for host, path, held in self.bells
+            ]
+            data = manifest(runtime.name, runtime.vertices, ranks, self.crowd, bells)
         self._tell(OK, data)
         self.link.Barrier()
+        self._unname()
 
     def refuse(self, error: BaseException) -> None:
         """Let guests know why there will be no program. Collective; a second time nothing."""
@@ -78,6 +87,11 @@ class Party:
                 text += f"\n{error.__cause__}"
             data = text.encode("utf-8", "backslashreplace")[:_MOST]
             self._tell(attach_code(error), data)
+
+    def _unname(self) -> None:
+        for _, path, ranks in self.bells:
+            if self.comm.rank in ranks:
+                world.unname(path)
 
     def _tell(self, code: int, data: bytes) -> None:
         self._told = True
@@ -98,6 +112,7 @@ class Party:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._unname()
         if error is not None:
             self.refuse(error)
         reception = self._reception
