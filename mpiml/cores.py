@@ -11,11 +11,9 @@ import sys
 from collections.abc import Callable, MutableMapping, Sequence
 from typing import TypeVar
 
-from mpiml.binding import binding_notes
 from mpiml.config import Config
 from mpiml.hosts import Facts, cores_available, local_facts
 from mpiml.machine import affinity, assume, read_text
-from mpiml.vendors import loses_between_hosts
 
 __all__ = ["keeping_cores", "settle_cores", "share_cores", "start_notes"]
 
@@ -82,6 +80,9 @@ def start_notes(facts: Sequence[Facts], library: str, whole: bool) -> list[str]:
     whole
         These are all ranks that the launcher started.
     """
+    from mpiml.binding import binding_notes
+    from mpiml.vendors import loses_between_hosts
+
     config = Config.read_foreign()
     notes = binding_notes(facts, config.launcher, bool(_ours), whole)
     hosts = {(fact.name, fact.machine) for fact in facts}

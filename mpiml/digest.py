@@ -16,7 +16,6 @@ from mpiml.errors import UsageError
 from mpiml.fingerprint import Describer, own_path, sha256
 from mpiml.graph import Member, arguments
 from mpiml.program import Program
-from mpiml.whereabouts import whole_hosts
 
 try:  # the module behind hashlib, which would load OpenSSL
     from _blake2 import blake2b
@@ -255,6 +254,8 @@ def _difference(name: str, groups: dict[str, list[int]], hosts: Sequence[str]) -
 def _ranks(ranks: list[int], hosts: Sequence[str]) -> str:
     shown = ", ".join(str(rank) for rank in ranks[:_NAMED])
     more = f" and {len(ranks) - _NAMED} more" if len(ranks) > _NAMED else ""
+    from mpiml.whereabouts import whole_hosts
+
     there = whole_hosts(frozenset(ranks), hosts) if hosts else []
     place = f" (host {', '.join(there[:_NAMED])})" if there else ""
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {shown}{more}{place}"

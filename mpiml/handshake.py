@@ -19,7 +19,6 @@ from mpiml.digest import digest, first_difference
 from mpiml.errors import GraphMismatchError, RemoteError, UsageError
 from mpiml.hosts import FACTS_SIZE, Facts, local_facts
 from mpiml.payload import pack_error, unpack_error
-from mpiml.whereabouts import only_there
 
 __all__ = ["Record", "agree", "alone", "exchange"]
 
@@ -159,6 +158,8 @@ def exchange(
         records = [record for record in records if record.guest is None]
     failed = [rank for rank, record in enumerate(records) if record.state != READY]
     if failed:
+        from mpiml.whereabouts import only_there
+
         error = _failure(comm, error, failed[0], "built")
         raise _located(error, only_there(failed, [record.facts for record in records]))
     if len({record.digest for record in records}) > 1:

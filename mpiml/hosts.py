@@ -190,11 +190,15 @@ def local_facts(config: Config | None = None) -> Facts:
         given=config.cpus_per_task or 0,
         machine=int(digits, 16) if digits.isalnum() else 0,
         gpus_private=config.gpus_private,
-        gpus_hidden=not gpus and bool(visible_gpus(None)),
+        gpus_hidden=not gpus and _hides(config),
         threads=config.omp_threads or 0,
         around=len(affinity(os.getppid())),
         folder=folder_number(),
     )
+
+
+def _hides(config: Config) -> bool:
+    return config.cuda_visible_devices is not None and bool(visible_gpus(None))
 
 
 class Row(NamedTuple):

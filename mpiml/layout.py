@@ -5,7 +5,6 @@ from typing import Any
 
 from mpiml.errors import PlacementError, UsageError
 from mpiml.external.crowd import Crowd, keepers, widened
-from mpiml.gpus import why_too_few
 from mpiml.hosts import Facts, Hosts
 from mpiml.program import Program
 from mpiml.roles.placement import Ask, Plan, place
@@ -82,6 +81,8 @@ def _placed(
     try:
         return place(asks, hosts, threads=threads)
     except PlacementError as error:
+        from mpiml.gpus import why_too_few
+
         why = why_too_few(facts) if "GPU" in str(error) or "num_gpus" in str(error) else ""
         if not why:
             raise

@@ -37,9 +37,7 @@ def merge(
             for check in checks:
                 if check.name == name:
                     groups.setdefault(_alike(check), (check, []))[1].append(host)
-        if len(groups) == 1 and all(
-            len(hosts) == len(of_hosts) for _, hosts in groups.values()
-        ):
+        if all(len(hosts) == len(of_hosts) for _, hosts in groups.values()):
             merged += [check for check, _ in groups.values()]
             continue
         for check, hosts in groups.values():
