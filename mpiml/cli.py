@@ -29,6 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv
         The arguments; those of this process by default.
     """
+    own = argv is None
     argv = sys.argv[1:] if argv is None else argv
     name, rest = (argv[0], list(argv[1:])) if argv else ("", [])
     if name in ("-h", "--help"):
@@ -38,6 +39,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         print(f"mpiml {version('mpiml')}")
     elif name == "run":
+        if own:  # this process is the command
+            from mpiml import early
+
+            early.listen()
         from mpiml.run import main as run
 
         return run(rest)

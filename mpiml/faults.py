@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
+from mpiml import early
 from mpiml.ancestors import Process, launcher_chain, look_up
 from mpiml.config import Config
 from mpiml.errors import Stopped
@@ -87,8 +88,10 @@ class Signals:
             handler = signal.getsignal(number)
             ignored = handler == signal.SIG_IGN and number != signal.SIGQUIT
             if handler is not None and not ignored:  # None: C code has it, not to be put back
-                self._old[number] = handler
                 signal.signal(number, self._handle)
+                self._old[number] = handler
+        for number in early.take(self._note):  # came while the program was starting
+            self._note(number)
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -96,6 +99,7 @@ class Signals:
             return
         os.write(self._write, b"\0")
         self._listener.join()  # what came before has been handed on
+        early.give_back()
         self._restore(self._old_fd)
         os.close(self._write)
         with open(self._read, "rb") as rest:
@@ -124,6 +128,9 @@ class Signals:
             return
         if current != -1:  # an event loop of asyncio has put its own there, and needs it
             signal.set_wakeup_fd(current)
+        self._note(number)
+
+    def _note(self, number: int) -> None:
         with contextlib.suppress(OSError):
             os.write(self._write, bytes((number,)))
 

@@ -11,6 +11,11 @@ what goes wrong there early is not raised where it happens: it is handed to
 `mpiml.launch.run_program`, which initialises MPI and takes it into its first collective.
 """
 
+from mpiml import early
+
+if __name__ == "__main__":
+    early.listen()  # before the imports below, which take longer than a signal
+
 import os
 import sys
 from collections.abc import Callable, Sequence

@@ -25,6 +25,7 @@ import sys
 from pathlib import Path
 from types import FrameType
 
+from mpiml import early
 from mpiml.cmdline import Options, rank_argv
 from mpiml.loading import check_file
 from mpiml.mpiexec import Launcher, find_mpiexec, in_container, launch_environ
@@ -178,7 +179,11 @@ class Supervisor:
             # nohup and background shells have some ignored on purpose
             if number == signal.SIGQUIT or signal.getsignal(number) is not signal.SIG_IGN
         }
+        for early_one in early.take():  # nothing has been started yet, so nothing is lost
+            self._handle(early_one, None)
         try:
+            if self.asked is not None:
+                return exit_status(STOPPED, self.asked, self.killed)
             child = subprocess.Popen(
                 self.command,
                 env=self.environ,
@@ -191,6 +196,7 @@ class Supervisor:
             status = child.wait()
         finally:
             self._sweep()
+            early.give_back()
             for number, handler in before.items():
                 signal.signal(number, handler)
         return exit_status(status, self.asked, self.killed)

@@ -206,7 +206,7 @@ def test_the_console_script(argv, status, capsys):
     assert cli.main(argv) == status
     out, err = capsys.readouterr()
     shown, silent = (out, err) if status == 0 else (err, out)
-    assert shown.startswith("usage: mpiml {run,bench,doctor}")
+    assert shown.startswith("usage: mpiml {run,bench,doctor,jobs}")
     assert silent == ""
 
 
