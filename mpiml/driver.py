@@ -227,24 +227,24 @@ class Driver:
         """
         if self.closed or self.link is None or not self._seat.acquire(False):
             return False
+        self._driver = threading.get_ident()
         moved = bool(self._later)
         try:
-            self._driver = threading.get_ident()
             if moved:
                 self.turn()
             poll = self.link.poll
-            for _ in range(_FRAMES):
-                if not poll():
-                    break
+            frames = _FRAMES
+            while frames and poll():
                 moved = True
+                frames -= 1
         except self.link.errors as error:
             self.on_broken(error)
             raise
         finally:
-            self._leave_seat()
             self._departures += 1
-        if self._parked and not self.home:
-            self._hand_on()
+            self._leave_seat()
+            if self._parked and not self.home:
+                self._hand_on()
         return moved
 
     def _sit_down(self) -> bool:

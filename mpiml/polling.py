@@ -1,10 +1,8 @@
 """`mpiml.poll`: progress from the loop of a code that does not wait in mpiml."""
 
-import threading
-
 from mpiml import funnel, threads
 from mpiml.errors import UsageError
-from mpiml.scope import current_scope, owners, scope_here
+from mpiml.scope import Scope, current_scope, owners, scope_here
 
 __all__ = ["poll"]
 
@@ -32,19 +30,20 @@ def poll() -> bool:
         Outside of a node of a running program; on another thread than the main one, where only
         that may call MPI.
     """
-    scope = scope_here()
-    if scope is None:
-        if not owners:
-            raise UsageError(
-                "mpiml.poll(): expected to be called inside a running program, got code outside "
-                "of any. Call it in a node, or in the block of mpiml.attach()."
-            )
-        scope = current_scope()
-        assert scope is not None
-    engine = scope.owner.runtime.engine
+    engine = (scope_here() or _scope()).owner.runtime.engine
     if engine.home:
-        if threading.get_ident() != engine.home:
-            threads.check("mpiml.poll()")
+        threads.check("mpiml.poll()")
         if len(funnel.DRIVERS) > 1:
             return funnel.drive()
-    return bool(engine.poll())
+    return engine.poll()  # type: ignore[no-any-return]
+
+
+def _scope() -> Scope:
+    if not owners:
+        raise UsageError(
+            "mpiml.poll(): expected to be called inside a running program, got code outside of "
+            "any. Call it in a node, or in the block of mpiml.attach()."
+        )
+    scope = current_scope()
+    assert scope is not None
+    return scope

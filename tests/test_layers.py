@@ -306,7 +306,7 @@ FLOORS = {
     # below launch, which reads the command line when it is given the function
     "command line": [["mpiml.loading"], ["mpiml.options"], ["mpiml.cmdline"]],
     "launch": [
-        ["mpiml.agree", "mpiml.hearing", "mpiml.waves"],
+        ["mpiml.absence", "mpiml.agree", "mpiml.hearing", "mpiml.waves"],
         ["mpiml.agreeing"],
         ["mpiml.ending", "mpiml.hosting", "mpiml.routing", "mpiml.survey"],
         [
@@ -429,6 +429,7 @@ FLOORS = {
             "mpiml.bench.neighbors",
             "mpiml.bench.onesided",
             "mpiml.bench.peers",
+            "mpiml.bench.poll",
             "mpiml.bench.ps_links",
             "mpiml.bench.ps_training",
             "mpiml.bench.pubsub",

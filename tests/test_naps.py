@@ -17,7 +17,7 @@ def test_naps_grow_with_the_silence_where_other_hosts_are(silent):
 
 
 @given(silences, st.booleans())
-def test_transfers_and_deadlines_shorten_anap_us(silent, far):
+def test_transfers_and_deadlines_shorten_a_nap(silent, far):
     assert nap_us(1000.0, silent, True, far, None) == 20
     assert nap_us(1000.0, silent, False, far, 1000.0 + 5e-6) <= 6
 

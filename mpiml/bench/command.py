@@ -26,6 +26,7 @@ NAMES = {
     "neighbors": "averages with neighbours, beside raw messages; steps beside a slow rank",
     "gpu": "sums of arrays on CUDA devices, of 8 B to 256 MiB",
     "startup": "the import, the memory of a rank, many ranks on few cores",
+    "poll": "mpiml.poll() and small calls where one thread makes all calls of MPI",
     "idle": "what an idle service costs, and how soon it answers",
     "scale": "2 to 128 ranks on few cores: start, end, a million calls, memory, a model",
 }

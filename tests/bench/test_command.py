@@ -79,6 +79,7 @@ ROWS = {
         *("memory_plain", "memory", "memory_max", "memory_private"),
         *("start_plain", "start_hello"),
     },
+    "poll": {f"{what}_{w}" for w in ("multiple", "funneled") for what in ("test", "poll", "small")},
     "idle": {"raw", "service", "caller", "answer", "answer_max"},
     "scale": {
         *(f"{what}_{n}" for what in ("plain", "start", "launch", "model") for n in (2, 4)),
@@ -124,6 +125,7 @@ GOALS = {
     "onesided": 8,
     "startup": 4,
     "idle": 3,
+    "poll": 2,
     "scale": 2,
 }
 
