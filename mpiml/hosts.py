@@ -72,7 +72,8 @@ class Facts(NamedTuple):
         Cores in the affinity mask of the parent, which is the launcher's process on this host:
         more than in the own mask where the rank was bound. 0 where that is not known.
     folder
-        A number made of the path of the working folder; 0 where that is missing.
+        A number made of the path of the working folder; 1 where that is missing, 0 where nothing
+        is known of it.
     """
 
     name: str

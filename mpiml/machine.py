@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 __all__ = ["affinity", "assume", "folder_number", "group_quota", "read_text", "visible_gpus"]
 
+GONE = 1  # the number of a working folder that is missing
 _assumed: list[
     frozenset[int]
 ] = []  # the cores that OpenMP's threads have, if this one has fewer
@@ -26,13 +27,13 @@ def assume(cores: frozenset[int]) -> None:
 
 
 def folder_number() -> int:
-    """Return a number made of the path of the working folder, or 0 where that is gone. Local."""
+    """Return a number made of the path of the working folder, or 1 where that is gone. Local."""
     from binascii import crc32
 
     try:
-        return crc32(os.getcwd().encode(errors="surrogateescape")) or 1
+        return max(2, crc32(os.getcwd().encode(errors="surrogateescape")))
     except OSError:
-        return 0
+        return GONE
 
 
 def read_text(path: str) -> str | None:

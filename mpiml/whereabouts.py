@@ -7,6 +7,7 @@ file, another folder, another version.
 from collections.abc import Collection, Sequence
 
 from mpiml.hosts import Facts
+from mpiml.machine import GONE
 
 __all__ = ["only_there", "place_of", "whole_hosts"]
 
@@ -63,13 +64,14 @@ def only_there(failed: Sequence[int], facts: Sequence[Facts]) -> str:
         return ""
     names = [fact.name for fact in facts]
     text = f"It is so on {place_of(failed, names)} of {size} ranks, not on the others."
-    lost = [rank for rank in failed if not facts[rank].folder]
+    lost = [rank for rank in failed if facts[rank].folder == GONE]
     usual = {facts[rank].folder for rank in range(size) if rank not in set(failed)}
     if lost:
         return (
             f"{text} The working folder is missing on {place_of(lost, names)}: make it there."
         )
-    if not usual & {facts[rank].folder for rank in failed}:
+    theirs = {facts[rank].folder for rank in failed}
+    if not usual & theirs and 0 not in usual | theirs:
         return (
             f"{text} They work in another folder than the others: srun goes to /tmp where a host "
             "has not the folder of the batch script. Use a folder that all hosts see."

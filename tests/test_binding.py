@@ -13,6 +13,7 @@ from mpiml.errors import PlacementError
 from mpiml.gpus import why_too_few
 from mpiml.hosts import Facts
 from mpiml.layout import lay_out
+from mpiml.machine import GONE
 from mpiml.nodes import PyNode
 from mpiml.program import Program
 from mpiml.settings import FILL
@@ -216,14 +217,15 @@ def places(*folders, names=NAMES):
 
 
 def test_what_sets_the_ranks_apart_that_could_not_build():
-    assert only_there([0, 1, 2, 3], places(1, 1, 1, 1)) == ""
-    assert only_there([], places(1, 1, 1, 1)) == ""
-    text = only_there([2, 3], places(1, 1, 1, 1))
+    assert only_there([0, 1, 2, 3], places(5, 5, 5, 5)) == ""
+    assert only_there([], places(5, 5, 5, 5)) == ""
+    text = only_there([2, 3], places(5, 5, 5, 5))
     assert "on ranks 2 and 3 (host b) of 4 ranks" in text
     assert "where all hosts see it" in text
-    assert "another folder" in only_there([2, 3], places(1, 1, 7, 7))
-    assert "working folder is missing on rank 3:" in only_there([2, 3], places(1, 1, 7, 0))
-    one = only_there([2], places(1, 1, 1, 1))
+    assert "another folder" in only_there([2, 3], places(5, 5, 7, 7))
+    assert "working folder is missing on rank 3:" in only_there([2, 3], places(5, 5, 7, GONE))
+    assert "folder" not in only_there([2, 3], places(5, 5, 0, 0)), "it is not known"
+    one = only_there([2], places(5, 5, 5, 5))
     assert one.endswith("on rank 2 of 4 ranks, not on the others.")
 
 
