@@ -96,9 +96,9 @@ int mi_records_check(const unsigned char *records, int size, int rank) {
     const char *own = field(records, rank, VERSION), *other = field(records, r, VERSION);
     if (records[(size_t)r * MI_RECORD] != 1 || memcmp(own, other, VERSION_ROOM) != 0)
       return mi_fail(MPIML_ERR_VERSION,
-                     "expected mpiml %s on all ranks, as this library is, got %.*s on rank %d. Build "
-                     "the library from the mpiml that Python imports.",
-                     MPIML_VERSION, VERSION_ROOM, *other ? other : "an older one", r);
+                     "expected mpiml %.*s on all ranks, as this library is, got %.*s on rank %d. "
+                     "Build the library from the mpiml that Python imports.",
+                     VERSION_ROOM, own, VERSION_ROOM, *other ? other : "an older one", r);
   }
   for (int r = 0; r < size; ++r) {
     const char *own = field(records, rank, LIBRARY), *other = field(records, r, LIBRARY);

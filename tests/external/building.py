@@ -64,14 +64,15 @@ def build(name, command, inputs):
 def library():
     """Path of libmpiml.so, linked with this environment's MPI."""
     command = [compiler(), *FLAGS, "-fPIC", "-shared", "-fvisibility=hidden", INCLUDE, *SOURCES]
-    return build("libmpiml.so", [*command, "-o", "{}"], [*SOURCES, *HEADERS])
+    return build("libmpiml.so", [*command, "-lm", "-o", "{}"], [*SOURCES, *HEADERS])
 
 
-def program(source):
+def program(source, define=None):
     """Path of the program of a source in tests/external/c/, or of any path to one."""
     path = HERE / "c" / source
     lib = library()
-    command = [compiler(), *FLAGS, INCLUDE, f"-I{HERE}/c", path, lib, f"-Wl,-rpath,{lib.parent}", "-lm"]
+    command = [compiler(), *FLAGS, INCLUDE, f"-I{HERE}/c", path, lib]
+    command += [f"-Wl,-rpath,{lib.parent}", "-lm", *([define] if define else [])]
     inputs = [path, lib, *HEADERS, *(HERE / "c").glob("*.h")]
     return build(path.stem, [*command, "-o", "{}"], inputs)
 

@@ -1,0 +1,106 @@
+"""Programs in C on libmpiml beside Python ranks: one job for many checks, and each way to end."""
+
+import sys
+
+import pytest
+
+from tests.external.building import HERE, program
+from tests.mpi import environment, launcher, start
+
+pytestmark = pytest.mark.skipif(launcher() is None, reason="no mpiexec")
+
+
+def run(source, script, *words, arguments=(), pythons=2, solvers=2, exe=None):
+    """Run a program of C as the first ranks of a job, and a Python program as the others."""
+    exe = exe or program(source)
+    command = [launcher(), "-n", solvers, exe, *words]
+    if pythons:
+        python = [sys.executable, "-m", "mpiml.run", HERE / "c" / script, *arguments]
+        command += [":", "-n", pythons, *python]
+    with start(*command, env=environment()) as job:
+        return job.wait(60)
+
+
+def tracebacks(ended):
+    return ended.stderr.count("Traceback (most recent call last)")
+
+
+def test_calls_and_parameters():
+    ended = run("calls.c", "calls.py").check()
+    assert "all calls are right" in ended.stdout
+    assert not ended.leftovers
+
+
+def test_topics():
+    ended = run("topics.c", "topics.py").check()
+    assert "all topics are right" in ended.stdout
+    assert not tracebacks(ended)
+
+
+def ends(how, **more):
+    return run("ends.c", "ends.py", how, arguments=["--how", how], **more)
+
+
+@pytest.mark.parametrize("how", ["stop", "stopped", "forgets"])
+def test_all_have_left(how):
+    ended = ends(how).check()
+    assert ended.stdout.count(f": {how}: done") == 2
+    assert not tracebacks(ended)
+    assert not ended.leftovers
+
+
+def test_one_that_leaves_early_is_not_waited_for():
+    ended = ends("early").check()
+    assert "heard [1.0, 1.0, 1.0, 1.0, 1.0]" in ended.stdout
+
+
+def test_a_failure_in_python_ends_waits_in_c():
+    ended = ends("fails")
+    assert ended.rc == 1, ended
+    assert ended.stdout.count(": fails: done") == 2
+    assert tracebacks(ended) == 1
+    assert "ValueError: boom" in ended.stderr
+    assert not ended.leftovers
+
+
+@pytest.mark.parametrize(("how", "status"), [("abort", 5), ("exit", 4)])
+def test_a_solver_that_dies_ends_the_job(how, status):
+    ended = ends(how)
+    assert ended.rc == status, ended
+    assert "done" not in ended.stdout
+    assert not ended.leftovers
+
+
+def test_a_label_that_the_program_has_not_is_refused():
+    ended = ends("label")
+    assert ended.rc != 0
+    assert ended.stdout.count('code 7: mpiml_attach("nobody")') == 2, ended
+
+
+def test_alone_there_is_nothing_to_attach_to():
+    ended = run("ends.c", None, "alone", pythons=0).check()
+    assert ended.stdout.count("code 7: ") == 2
+    assert "expected ranks that run Python among the 2" in ended.stdout
+
+
+def test_of_another_version_the_library_is_refused():
+    exe = program("ends.c", define="-DOTHER_VERSION")
+    ended = ends("version", exe=exe)
+    assert ended.rc != 0
+    assert ended.stdout.count("code 5: ") == 2, ended
+    assert "expected mpiml 9.9.9 on all ranks" in ended.stdout
+
+
+def test_with_another_mpi_library_it_is_refused():
+    ended = ends("library", exe=program("ends.c", define="-DOTHER_LIBRARY"))
+    assert ended.rc != 0
+    assert ended.stdout.count("code 6: ") == 2, ended
+    assert "expected the MPI library Other MPI v1.0 on all ranks" in ended.stdout
+
+
+def test_the_wrong_launcher_is_told():
+    exe = program("ends.c")
+    with start(exe, "alone", env=environment(OMPI_COMM_WORLD_SIZE=4, PMI_SIZE=4)) as job:
+        ended = job.wait(60)
+    assert "code 6: " in ended.stdout, ended
+    assert "mpirun of that library" in ended.stdout
