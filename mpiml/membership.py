@@ -72,7 +72,7 @@ class RoleHooks:
         self._agreement = node.agreement
         self._next = node.agreement.next
         self._members = members
-        self._asked: set[int] = set()
+        self._asked: set[int | None] = set()  # by vertex; None: about all
         self._looks: dict[int, _Look] = {}  # by thread
         self._given: dict[int, Scope] = {}  # methods that wait, and have given their turn up
 
@@ -180,13 +180,16 @@ class RoleHooks:
         """Return who will never come, and how it has left."""
         known = bool(look.missing)
         rounds = self._agreement.rounds
+        if not known and None not in self._asked:
+            self._asked.add(None)
+            self._teams.ask(self._node, None)
         for member in look.missing or range(len(self._members)):
             spec = self._members[member]
             if spec.id == self._node.vertex:
                 continue
             state = self._teams.states.get(spec.id)
             if state is None:
-                if spec.id not in self._asked:
+                if known and spec.id not in self._asked:
                     self._asked.add(spec.id)
                     self._teams.ask(self._node, spec.id)
                 continue

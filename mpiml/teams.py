@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mpiml import threads
+from mpiml.absence import ANY, News, Post
 from mpiml.driver import Sleeper
 from mpiml.errors import ServiceGoneError
 from mpiml.hosting import RUNS, HostedNode
@@ -40,7 +41,7 @@ class Teams:
         self._rooms: dict[int, Any] = {}
         self._lock = threading.Lock()
         self._joining = {vertex: threading.Lock() for vertex in self._nodes}
-        self._watchers: dict[int, set[tuple[int, int]]] = {}  # vertex -> (rank, vertex)
+        self._posts: dict[int, Post] = {}  # by vertex
         runtime.engine.handlers[MEMBER_ASK] = self._on_ask
         runtime.engine.handlers[MEMBER_STATE] = self._on_state
 
@@ -166,37 +167,65 @@ class Teams:
 
     # -- who is still there --------------------------------------------------------------------
 
-    def ask(self, node: HostedNode, vertex: int) -> None:
-        """Ask about a replica, for `node`: the answer comes at once, and when it leaves."""
-        runtime = self.runtime
-        if not runtime.done:
-            runtime.engine.transmit(runtime.ranks[vertex], MEMBER_ASK, node.vertex, vertex)
+    def ask(self, node: HostedNode, vertex: int | None) -> None:
+        """Ask about a replica, for `node`: the answer comes at once, and when it leaves.
+
+        None: about all, and only of some that leave is told; see `mpiml.absence`.
+        """
+        if not self.runtime.done:
+            ids = self.runtime.vertices.ids_of(node.spec.role_index)
+            subject = ANY if vertex is None else ids.index(vertex)
+            self._ask(node, node.spec.index, subject)
 
     def left(self, node: HostedNode) -> None:
         """Tell who has asked that a body is over."""
         with self._lock:
-            watchers = self._watchers.pop(node.vertex, set())
-        for rank, vertex in watchers:
-            self._tell(node, rank, vertex)
+            news = self._post(node).leave(node.how, node.agreement.rounds)
+        self._tell(node, news)
+
+    def _post(self, node: HostedNode) -> Post:
+        post = self._posts.get(node.vertex)
+        if post is None:
+            post = self._posts[node.vertex] = Post(node.spec.index, node.spec.replicas)
+        return post
 
     def _on_ask(self, rank: int, frame: Frame, buffers: Sequence[Any]) -> None:
         node = self._nodes[frame.target]
-        with self._lock:
-            if node.how == RUNS:  # else `left` has been called, or will not find it any more
-                watchers = self._watchers.setdefault(node.vertex, set())
-                watchers.add((rank, frame.source))
-        self._tell(node, rank, frame.source)
+        ids = self.runtime.vertices.ids_of(node.spec.role_index)
+        self._ask(node, ids.index(frame.source), frame.aux)
 
-    def _tell(self, node: HostedNode, rank: int, vertex: int) -> None:
-        rounds = node.agreement.rounds
-        self.runtime.engine.transmit(
-            rank, MEMBER_STATE, node.vertex, vertex, id=rounds, aux=node.how
-        )
+    def _ask(self, node: HostedNode, source: int, subject: int) -> None:
+        with self._lock:
+            news = self._post(node).ask(source, subject, node.agreement.rounds)
+        self._tell(node, news)
 
     def _on_state(self, rank: int, frame: Frame, buffers: Sequence[Any]) -> None:
-        old = self.states.get(frame.source)
+        node = self._nodes[frame.target]
+        ids = self.runtime.vertices.ids_of(node.spec.role_index)
+        source, how = ids.index(frame.source), frame.encoding
+        with self._lock:
+            news = self._post(node).hear(source, frame.aux, how, frame.id)
+        self._tell(node, news)
+
+    def _tell(self, node: HostedNode, news: Sequence[News]) -> None:
+        """Send what is for others, and note what is for this one."""
+        runtime = self.runtime
+        ids = runtime.vertices.ids_of(node.spec.role_index)
+        for each in news:
+            to = ids[each.to]
+            if to == node.vertex:
+                self._note(ids[each.subject], each)
+                continue
+            kind = MEMBER_ASK if each.asks else MEMBER_STATE
+            runtime.engine.transmit(
+                runtime.ranks[to], kind, node.vertex, to,
+                id=each.rounds, aux=each.subject, encoding=each.how,
+            )  # fmt: skip
+
+    def _note(self, vertex: int, news: News) -> None:
+        old = self.states.get(vertex)
         if old is None or old.how == RUNS:  # an answer may come after the news
-            self.states[frame.source] = State(frame.aux, frame.id, time.monotonic())
+            self.states[vertex] = State(news.how, news.rounds, time.monotonic())
 
     # -- who waits -----------------------------------------------------------------------------
 

@@ -10,8 +10,8 @@ from mpiml.teams import Teams
 from mpiml.wire import MEMBER_ASK, MEMBER_STATE, Frame
 
 
-def frame(kind, source, target, id=0, aux=0):
-    return Frame(kind, 0, 0, source, target, id, aux, b"", b"", ())
+def frame(kind, source, target, id=0, aux=0, encoding=0):
+    return Frame(kind, encoding, 0, source, target, id, aux, b"", b"", ())
 
 
 class Ranks:
@@ -23,15 +23,18 @@ class Ranks:
         self.teams = [Teams(self.runtime(i)) for i in range(2)]
 
     def node(self, i):
-        return types.SimpleNamespace(vertex=i, how=RUNS, agreement=Agreement(f"a/{i}"))
+        spec = types.SimpleNamespace(role_index=0, index=i, replicas=2)
+        agreement = Agreement(f"a/{i}")
+        return types.SimpleNamespace(vertex=i, how=RUNS, agreement=agreement, spec=spec)
 
     def runtime(self, i):
-        def transmit(rank, kind, source, target, id=0, aux=0):
-            self.wire.append((i, rank, frame(kind, source, target, id, aux)))
+        def transmit(rank, kind, source, target, id=0, aux=0, encoding=0):
+            self.wire.append((i, rank, frame(kind, source, target, id, aux, encoding)))
 
         engine = types.SimpleNamespace(handlers={}, transmit=transmit, rank=i)
+        vertices = types.SimpleNamespace(ids_of=lambda role: range(2))
         return types.SimpleNamespace(
-            nodes=[self.nodes[i]], engine=engine, ranks=[0, 1], done=False
+            nodes=[self.nodes[i]], engine=engine, ranks=[0, 1], done=False, vertices=vertices
         )
 
     def deliver(self):
@@ -78,9 +81,19 @@ def test_who_asks_too_late_is_told_at_once(ranks):
 
 def test_an_old_answer_does_not_undo_the_news(ranks):
     handler = ranks.teams[0].runtime.engine.handlers[MEMBER_STATE]
-    handler(1, frame(MEMBER_STATE, 1, 0, 3, RETURNED), ())
-    handler(1, frame(MEMBER_STATE, 1, 0, 2, RUNS), ())
+    ranks.teams[0].ask(ranks.nodes[0], 1)
+    handler(1, frame(MEMBER_STATE, 1, 0, 3, 1, RETURNED), ())
+    handler(1, frame(MEMBER_STATE, 1, 0, 2, 1, RUNS), ())
     assert ranks.known() == (RETURNED, 3)
+
+
+def test_a_question_about_all_is_answered_by_who_leaves(ranks):
+    ranks.teams[0].ask(ranks.nodes[0], None)
+    ranks.deliver()
+    assert ranks.known() is None
+    ranks.leaves(FAILED)
+    ranks.deliver()
+    assert ranks.known() == (FAILED, 0)
 
 
 def test_nothing_is_asked_after_the_program(ranks):

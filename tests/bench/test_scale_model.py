@@ -46,7 +46,8 @@ def test_parameters_are_those_that_were_measured():
     }  # fmt: skip
     machine = fitted(found, 4e-6)
     assert machine.o == pytest.approx(0.75e-6)
-    assert machine.L == pytest.approx(1.5e-6)
+    latency = machine.L
+    assert latency == pytest.approx(1.5e-6)
     assert (
         pytest.approx(5.25e-6) == machine.frame
     )  # a half call is a way and a frame at each end
