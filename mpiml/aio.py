@@ -85,22 +85,29 @@ class Loop:
         _alive.add(task)
         task.add_done_callback(settled)
 
-    def run(self, coroutine: Coroutine[Any, Any, Any], scope: Scope) -> Any:
-        """Run `coroutine` to its end and return its result; for bodies."""
+    def run(self, coroutine: Coroutine[Any, Any, Any], scope: Scope, engine: Any = None) -> Any:
+        """Run `coroutine` to its end and return its result; for bodies.
+
+        Parameters
+        ----------
+        coroutine, scope
+            What to run, and for whom.
+        engine
+            Where nobody drives it but the calling thread: what that is to drive meanwhile.
+        """
         box: list[Any] = []
         gate = threading.Event()
 
-        engine = scope.owner.runtime.engine
         over = Wait(f"{self._title}: its coroutine")
 
         def done(result: Any, error: BaseException | None) -> None:
             box.extend((result, error))
             gate.set()
-            if engine.home:
+            if engine is not None:
                 engine.fulfil(over)
 
         self.submit(coroutine, scope, done)
-        if engine.home:  # nobody drives but this thread
+        if engine is not None:
             engine.wait(over, None, None)
         gate.wait()
         result, error = box

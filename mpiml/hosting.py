@@ -193,7 +193,8 @@ class HostedNode:
         try:
             result = function()
             if hasattr(result, "__await__") and is_async(self._called()):
-                result = self.loop.run(result, self.scope)
+                drives = self.thread == engine.home  # and nobody else does
+                result = self.loop.run(result, self.scope, engine if drives else None)
             self.value = result
         finally:
             if beside:

@@ -28,6 +28,7 @@ __all__ = [
     "leave_home",
     "name",
     "need_multiple",
+    "refuse_sleep",
     "settle",
 ]
 
@@ -139,6 +140,24 @@ def need_multiple(what: str, instead: str) -> None:
         raise UsageError(
             f"{what}: expected MPI_THREAD_MULTIPLE, got {name(_level)}: it needs a thread of its "
             f"own that calls MPI. {instead} {_CURE}"
+        )
+
+
+def refuse_sleep(home: int, what: str, instead: str) -> None:
+    """Refuse what would let the one thread that drives sleep where nothing wakes it.
+
+    Parameters
+    ----------
+    home
+        Identity of that thread; 0: any may drive.
+    what, instead
+        As of `need_multiple`.
+    """
+    if home and threading.get_ident() == home:
+        raise UsageError(
+            f"{what}: expected a wait in mpiml, got one outside of it, which would last for ever: "
+            f"MPI runs with {name(_level)}, so nobody but the thread that waits takes replies in. "
+            f"{instead} {_CURE}"
         )
 
 

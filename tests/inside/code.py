@@ -3,6 +3,8 @@
 mpiexec -n 3 python code.py funneled loops      # scenarios, one after the other
 """
 
+import asyncio
+import concurrent.futures
 import os
 import sys
 import threading
@@ -142,6 +144,10 @@ def watch(monitor):
     COMM.send(None, 1, 77)
 
 
+async def awaited(future):
+    return await future
+
+
 def refused():
     """What needs threads that call MPI is refused by name."""
 
@@ -158,6 +164,11 @@ def refused():
         assert allreduce(1.0) == me.replicas
         text = beside(lambda: raised(lambda: allreduce(1.0)))
         assert "a collective of role 'solver': expected the main thread" in text
+        text = raised(lambda: concurrent.futures.wait([echo.futures.say(1)]))
+        assert "Use mpiml.wait" in text
+        text = raised(lambda: asyncio.run(awaited(echo.futures.say(2))))
+        assert "await on the future of echo/0.say()" in text
+        assert beside(lambda: concurrent.futures.wait([echo.futures.say(3)]).done)
         model = SharedModel(like=np.zeros(3))  # of one host: no messages
         model.add(np.ones(3))
         model.close()
