@@ -34,13 +34,16 @@ mi_topic *mi_topic_named(const char *name) {
   return NULL;
 }
 
+/* The service of a label; rather one that was given to this node than another's. */
 static const mi_service *service_of(const char *name, size_t length) {
+  const mi_service *found = NULL;
   for (int i = 0; i < mi.program.nservices; ++i) {
     const mi_service *service = &mi.program.services[i];
-    if (strlen(service->label) == length && memcmp(service->label, name, length) == 0)
-      return service;
+    if (strlen(service->label) != length || memcmp(service->label, name, length) != 0) continue;
+    if (service->allowed) return service;
+    found = service;
   }
-  return NULL;
+  return found;
 }
 
 static int no_service(void) {
