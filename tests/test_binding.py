@@ -60,6 +60,7 @@ def test_what_is_said_of_ranks_bound_too_tightly(facts, ours, words):
         ([rank(range(4)), rank(range(4, 8))], False),
         ([Facts("a", frozenset({0}))] * 4, False),  # a machine of one core, or a container's
         ([rank(0, quota=1.5)], False),
+        ([rank(range(2), 4)], True),  # settled once the hosts are known
     ],
 )
 def test_nothing_is_said_of(facts, ours):

@@ -42,6 +42,14 @@ def test_a_host_that_differs_is_named_with_its_ranks():
     assert second == SMALL._replace(found=f"host b (ranks 2 and 3): {SMALL.found}")
 
 
+def test_of_what_is_wrong_the_numbers_count():
+    other = SMALL._replace(found="/dev/shm: 1 MiB free of 64")
+    rows = merge({"a": [SMALL], "b": [other]}, RANKS)
+    assert [row.found.partition(": ")[0] for row in rows] == [
+        "host a (ranks 0 and 1)", "host b (ranks 2 and 3)",
+    ]  # fmt: skip
+
+
 def test_a_row_that_only_one_host_has_says_whose_it_is():
     settings = Check("settings", "fail", "MPIML_X is no variable", "Unset it.")
     [shm, row] = merge({"a": [SHM], "b": [SHM, settings]}, RANKS)
