@@ -13,7 +13,8 @@ from mpiml.callbacks import callbacks
 from mpiml.contents import parts
 from mpiml.fingerprint import own_path
 from mpiml.hearing import Hearing
-from mpiml.wire import WAITS, WAITS_QUERY, Frame
+from mpiml.waves import Values, Waves
+from mpiml.wire import WAITS, WAITS_LEAST, WAITS_QUERY, WAITS_TOLD, Frame
 
 if TYPE_CHECKING:
     from traceback import FrameSummary
@@ -157,6 +158,10 @@ def _groups() -> tuple[type, ...]:
     return (asyncio.Task, asyncio.tasks._GatheringFuture)  # type: ignore[attr-defined]
 
 
+def _tenths(seconds: float) -> int:
+    return min(int(min(seconds, 1e8) * 10), (1 << 32) - 1)
+
+
 class Survey:
     """Reports the waits of this rank, and gathers those of all ranks on demand.
 
@@ -175,6 +180,7 @@ class Survey:
         engine = runtime.engine
         engine.handlers[WAITS_QUERY] = self._on_query
         engine.handlers[WAITS] = self._on_answer
+        self._waves = Waves(engine, WAITS_LEAST, WAITS_TOLD, self._look, min)
         runtime.survey = self
         far = engine.link is not None and engine.size > 1
         self._hearing = Hearing(runtime, limit, self._awaits) if far else None
@@ -270,8 +276,7 @@ class Survey:
     def _on_query(self, rank: int, frame: Frame, buffers: Sequence[Any]) -> None:
         waited, text = self.local()
         engine = self._runtime.engine
-        tenths = min(int(min(waited, 1e8) * 10), (1 << 32) - 1)
-        engine.transmit(rank, WAITS, engine.rank, rank, aux=tenths, body=text.encode())
+        engine.transmit(rank, WAITS, engine.rank, rank, aux=_tenths(waited), body=text.encode())
 
     def _on_answer(self, rank: int, frame: Frame, buffers: Sequence[Any]) -> None:
         self._answers[rank] = (frame.aux / 10, bytes(parts(frame, buffers)[0]).decode())
@@ -290,6 +295,24 @@ class Survey:
                 engine.transmit(rank, WAITS_QUERY, engine.rank, rank)
             self._complete.wait(timeout)
             return dict(self._answers)
+
+    def _look(self) -> Values:
+        return (_tenths(self.local()[0]),)
+
+    def _least(self, timeout: float = 2.0) -> float | None:
+        """Return the shortest wait of all ranks in seconds; None where some rank says none in time.
+
+        Along a tree, unlike `ask`: this is asked again and again while rank 0 has nothing to do.
+        """
+        found: list[int] = []
+        complete = threading.Event()
+
+        def take(values: Values) -> None:
+            found.append(values[0])
+            complete.set()
+
+        self._waves.ask(take)
+        return found[0] / 10 if complete.wait(timeout) else None
 
     def report(self, answers: dict[int, tuple[float, str]], head: str) -> str:
         """Return the graph as text."""
@@ -317,6 +340,11 @@ class Survey:
             pause = step
             waited, _ = self.local()
             if waited < self._limit:
+                seen = 0
+                continue
+            least = self._least()
+            if least is None or least < self._limit:
+                pause = max(step, self._limit - (least or 0.0))
                 seen = 0
                 continue
             answers = self.ask()

@@ -68,7 +68,9 @@ __all__ = [
     "TOPIC_OVER",
     "TOPIC_QUIET",
     "WAITS",
+    "WAITS_LEAST",
     "WAITS_QUERY",
+    "WAITS_TOLD",
     "WIRE_VERSION",
     "Frame",
     "FrameError",
@@ -93,6 +95,7 @@ TOPIC_ACK = 29  # may pass messages, which wait for their buffers
 TOPIC_ASK, TOPIC_QUIET = 30, 31
 STOP_ASK, STOP_TOLD, TOPIC_OVER = 33, 34, 35
 HEAR_ASK, HEARD = 36, 37
+WAITS_LEAST, WAITS_TOLD = 38, 39
 GUEST_LEAVE, GUEST_GONE = 48, 49  # between Python ranks and those of other programs
 ANNOUNCE = 32  # the frame itself is large and comes as the one buffer of this one
 
