@@ -1,39 +1,44 @@
-"""Two hosts made of this machine, for tests; skips where there can be none."""
+"""Hosts made of this machine, for tests; skips where there can be none."""
 
 import os
 from contextlib import contextmanager
 
 import pytest
 
+from mpiml.bench.several_hosts import SeveralHosts
 from mpiml.bench.spawn import BenchError, Ranks
-from mpiml.bench.two_hosts import TwoHosts
 from mpiml.errors import UsageError
 
-__all__ = ["two_hosts"]
+__all__ = ["several_hosts", "two_hosts"]
 
 # A leg of the tests, or a run in CI, has an MPI that starts: there what is wrong with it is no
 # reason to skip. Network namespaces are the machine's to have or not.
 _MUST = bool(os.environ.get("MPIML_TEST_LEG")) or os.environ.get("CI") == "true"
 
 
-@contextmanager
 def two_hosts():
-    """Yield a `TwoHosts` of 2 ranks each, on which MPI starts and sees two hosts."""
+    """Yield hosts of 2 ranks each, on which MPI starts and sees two hosts."""
+    return several_hosts(2, 2)
+
+
+@contextmanager
+def several_hosts(*slots, programs=False):
+    """Yield a `SeveralHosts` of so many ranks each, on which MPI starts and sees them."""
     try:
         ranks = Ranks(timeout=120)
     except UsageError as error:
         _give_up(f"no launcher: {error}")
-    with TwoHosts(ranks) as two:
-        why = two.why_not()
+    with SeveralHosts(ranks, slots, programs) as hosts:
+        why = hosts.why_not()
         if why:
-            pytest.skip(f"no two hosts: {why}")
+            pytest.skip(f"no {len(slots)} hosts: {why}")
         try:
-            sizes = two.scenario("allreduce_apart:houses", {})["sizes"]
+            sizes = hosts.scenario("allreduce_apart:houses", {})["sizes"]
         except BenchError as error:
             _give_up(f"MPI does not start on them: {str(error).splitlines()[-1]}")
-        if sizes != [2, 2]:
+        if sizes != list(slots):
             _give_up(f"MPI splits by host into {sizes}")
-        yield two
+        yield hosts
 
 
 def _give_up(why):

@@ -1,0 +1,77 @@
+"""A host that is cut off, or lost: it is said in time, and nothing waits for ever."""
+
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.mpi import start, vendor
+from tests.two_hosts import several_hosts
+
+PROGRAM = f"{Path(__file__).with_name('programs.py')}:link"
+SILENT = "nothing has come from host {} (rank 1) to rank 0 for "
+
+
+@contextmanager
+def running(hosts, folder, *options):
+    """Yield a job whose rank 0 asks a service on the second host, and the file that ends it."""
+    far, until = hosts.names[1], folder / "until"
+    until.unlink(missing_ok=True)
+    words = ["-m", "mpiml.run", *options, PROGRAM, "--host", far, "--until", str(until)]
+    command, env = hosts.command(words)
+    with start(*command, env=env) as job:
+        job.wait_for("asked", count=2)
+        yield job, until
+
+
+def test_a_host_that_is_cut_off_or_lost(tmp_path):
+    with several_hosts(1, 1, programs=True) as hosts:
+        cut_and_mended(hosts, tmp_path)
+        cut_for_good(hosts, tmp_path)
+        killed(hosts, tmp_path)
+
+
+def cut_and_mended(hosts, folder):
+    """It is told within the stall time, with the call that waits; then the program goes on."""
+    far = hosts.names[1]
+    with running(hosts, folder, "--stall-warning", "2") as (job, until):
+        hosts.cut(far)
+        job.wait_for(SILENT.format(far), timeout=10)
+        asked = job.stdout().count("asked")
+        hosts.mend(far)
+        job.wait_for(f"host {far} is heard again, by rank 0", timeout=30)
+        job.wait_for("asked", count=asked + 2)
+        until.touch()
+        ended = job.wait(30)
+    assert ended.rc == 0, str(ended)
+    line, wait = ended.stderr[ended.stderr.index("nothing has come") :].splitlines()[:2]
+    assert float(line.split()[-2]) <= 2.0, line  # its own account
+    assert "near/0 (rank 0) has waited" in wait
+    assert "for far/0.ask() at programs.py:" in wait
+    assert ended.stderr.count("nothing has come") == 1
+
+
+def cut_for_good(hosts, folder):
+    """A stop that does not get through: the end comes after the grace all the same."""
+    far = hosts.names[1]
+    options = ("--stall-warning", "0.5", "--grace", "1", "--max-time", "3")
+    with running(hosts, folder, *options) as (job, _):
+        hosts.cut(far)
+        ended = job.wait(40)
+    assert "so the program is ended:\n" + SILENT.format(far) in ended.stderr, str(ended)
+    if vendor() == "debian":  # its mpirun, told to give up, crashes on its way out
+        assert ended.rc != 0, str(ended)
+    else:
+        assert ended.rc == 1, str(ended)
+    hosts.end(far)  # nobody can tell its ranks
+    hosts.mend(far)
+
+
+def killed(hosts, folder):
+    """A host that goes down with all that runs on it: Open MPI's mpirun takes it for an end."""
+    with running(hosts, folder) as (job, _):
+        hosts.end(hosts.names[1])
+        ended = job.wait(30)
+    assert not ended.leftovers
+    if vendor() == "openmpi":
+        assert "daemon" in ended.stdout + ended.stderr, str(ended)  # its status is 0
+    else:
+        assert ended.rc != 0, str(ended)
