@@ -131,7 +131,7 @@ def check_launcher(mpi: Mpi | None) -> Check:
             "mpirun",
             "note",
             f"{found}; first on PATH is {first or 'none'}",
-            f"A template puts its ENVIRONMENT first on PATH; if {beside} is not in it, say "
+            f"A template puts its VENV first on PATH; if {beside} is not in it, say "
             f"LAUNCHER={beside}/mpirun.",
         )
     return Check("mpirun", "ok", found)

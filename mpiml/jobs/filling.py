@@ -92,7 +92,7 @@ OPTIONS = {
         Option("partition", "partition of the cluster", "partition"),
         Option("account", "account to be charged", "account"),
         Option("seeds", "0-9, or 0-99%%8: at most 8 at a time", "array", _seeds),
-        Option("environment", "where mpiml is installed", variable="ENVIRONMENT"),
+        Option("environment", "where mpiml is installed", variable="VENV"),
         Option("modules", "environment modules to load first", variable="MODULES"),
         Option("launcher", "mpirun, srun --mpi=pmix, srun --mpi=pmi2", variable="LAUNCHER"),
         Option("image", "container image", variable="IMAGE"),
