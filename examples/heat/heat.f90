@@ -20,7 +20,7 @@ program heat
   call mpiml_attach(MPI_COMM_WORLD, "solver", comm, code) ! comm takes the place of the world
   going = good(code)
   ! what the trainer's command line says
-  call mpiml_call("surrogate", "settings", mpiml_none, [mpiml_array(setting)], code)
+  call mpiml_call("surrogate", "settings", mpiml_none(), [mpiml_array(setting)], code)
   going = good(code)
   if (.not. going) setting = 0
   cells = int(setting(1)); steps = int(setting(2)); learn = int(setting(3)); every = int(setting(4))

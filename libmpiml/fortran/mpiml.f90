@@ -28,7 +28,7 @@ module mpiml
 
   public :: mpiml_attach, mpiml_publish, mpiml_newest, mpiml_call, mpiml_pull, mpiml_push
   public :: mpiml_poll, mpiml_stopping, mpiml_stop, mpiml_leave, mpiml_error, mpiml_version
-  public :: mpiml_array
+  public :: mpiml_array, mpiml_none
 
   integer, parameter, public :: MPIML_OK = 0, MPIML_STOPPED = 1, MPIML_ERR_USAGE = 2, &
       MPIML_ERR_NOT_ATTACHED = 3, MPIML_ERR_LEFT = 4, MPIML_ERR_VERSION = 5, &
@@ -39,7 +39,7 @@ module mpiml
 
   integer, parameter :: max_dims = 8 ! MPIML_MAX_DIMS
 
-  !> Says where an array stands, for `mpiml_call`, which takes several. Made by `mpiml_array(x)`;
+  !> Says where an array stands, for `mpiml_call`, which takes several. Made by `mpiml_array(x)`:
   !> x has to stay where it is until the call returns, so give it the attribute `target`.
   type, bind(C), public :: mpiml_described
     private
@@ -47,9 +47,6 @@ module mpiml
     integer(c_int) :: dtype = 0, ndim = 0
     integer(c_int64_t) :: shape(max_dims) = 0, strides(max_dims) = 0
   end type
-
-  !> No arrays, in or out, for `mpiml_call`.
-  type(mpiml_described), parameter, public :: mpiml_none(0) = [mpiml_described ::]
 
   interface
     subroutine c_array(x, out) bind(C, name="mpimlf_array")
@@ -152,7 +149,8 @@ contains
     code = c_publish(text(topic), mpiml_array(x))
   end subroutine
 
-  !> Copies the newest array of a topic into `into`, if it is newer than `version`; 0: none yet.
+  !> Copies the newest array of a topic into `into`, where it has not been taken yet. Local; no wait.
+  !> `version` grows with each array; 0: nothing was published yet.
   subroutine mpiml_newest(topic, into, version, code)
     character(*), intent(in) :: topic
     type(*), intent(inout), target :: into(..)
@@ -168,11 +166,17 @@ contains
     call c_array(x, described)
   end function
 
+  !> No arrays, in or out, for `mpiml_call`.
+  function mpiml_none() result(empty)
+    type(mpiml_described) :: empty(0)
+    empty = mpiml_described()
+  end function
+
   !> Calls a method of a service. Local; waits, at most `timeout` seconds where that is given.
   !>
   !>     call mpiml_call("model", "predict", [mpiml_array(x)], [mpiml_array(y)], code)
   !>
-  !> Either list may be empty: `mpiml_none`.
+  !> Either list may be empty: `mpiml_none()`.
   subroutine mpiml_call(service, method, in, out, code, timeout)
     character(*), intent(in) :: service, method
     type(mpiml_described), intent(in) :: in(:), out(:)

@@ -56,7 +56,9 @@ class Checker:
 
 def talk(up, down):
     field = up.get()
-    np.testing.assert_array_equal(field, counted("float64", (6, 4), np.s_[::2, 1:]), strict=True)
+    np.testing.assert_array_equal(
+        field, counted("float64", (6, 4), np.s_[::2, 1:]), strict=True
+    )
     down.put(counted("float64", (3, 4)))
 
 
