@@ -12,7 +12,7 @@ static mpiml_array dense(void *data, int dtype, int ndim, const int64_t *shape, 
 
 /* Each dtype goes there and back, in both orders, small and large. */
 static void all_dtypes(void) {
-  static unsigned char there[16 * 60000], back[16 * 60000];
+  static unsigned char there[16 * 60000], back[16 * 60000 + 1];
   const size_t sizes[] = {0, 1, 1, 2, 4, 8, 1, 2, 4, 8, 2, 4, 8, 8, 16};
   const int64_t shapes[][3] = {{3, 4, 5}, {30, 40, 50}, {3, 0, 5}};
   for (int dtype = MPIML_BOOL; dtype <= MPIML_COMPLEX128; ++dtype)
