@@ -18,11 +18,14 @@ program heat
 
   call mpi_init(code)
   call mpiml_attach(MPI_COMM_WORLD, "solver", comm, code) ! comm takes the place of the world
-  going = good(code)
-  ! what the trainer's command line says
+  if (code /= MPIML_OK) then ! then on no rank
+    write (error_unit, "(2a)") "heat: ", mpiml_error()
+    call mpi_finalize(code)
+    stop 1
+  end if
+  setting = [1, 0, 0, 1] ! cells, steps, learn, every: the trainer's command line has them
   call mpiml_call("surrogate", "settings", mpiml_none(), [mpiml_array(setting)], code)
   going = good(code)
-  if (.not. going) setting = 0
   cells = int(setting(1)); steps = int(setting(2)); learn = int(setting(3)); every = int(setting(4))
 
   call mpi_comm_rank(comm, rank, code)
