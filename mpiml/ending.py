@@ -70,7 +70,7 @@ class Ending:
     def start(self, open_bodies: int) -> None:
         """Begin counting: this rank has `open_bodies` that the end waits for."""
         with self._lock:
-            self._open = open_bodies
+            self._open += open_bodies  # a rank of another program may have left already
             self._ready = True
         self._report()
 

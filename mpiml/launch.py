@@ -219,10 +219,11 @@ def _show(error: BaseException, rank: int, shared: bool) -> int:
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     speaker = getattr(error, "mpiml_rank", None)
+    first = getattr(error, "mpiml_first", 0)  # the first that runs Python
     if getattr(error, "mpiml_shown", False):
         return 1
     usage = isinstance(error, UsageError)
-    if rank == (speaker if speaker is not None else 0):
+    if rank == (speaker if speaker is not None else first):
         if isinstance(error, MpimlError) and (usage or speaker is None):
             text = str(error)
             prefix = "" if text.startswith(("usage:", "mpiml")) else "mpiml: "

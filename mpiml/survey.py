@@ -91,7 +91,7 @@ def thread_frames() -> dict[int, FrameType]:
 
 def stack_of(node: Any) -> str:
     """Return the stacks of the threads that belong to `node`, user code only, as text."""
-    if node.spec.node.outside:
+    if getattr(node, "outside", False):
         return "  (a rank of another program, which has not called mpiml_leave)"
     frames = thread_frames()
     names = {f"mpiml {node.title}", f"mpiml loop {node.title}"}
@@ -194,9 +194,14 @@ class Survey:
         if self._hearing is not None:
             self._hearing.close()
 
-    def silent(self) -> str:
-        """Return, in lines, who does not answer now; see `mpiml.hearing`."""
-        return "" if self._hearing is None else self._hearing.silent()
+    def silent(self, patience: float) -> str:
+        """Return, in lines, which hosts have not answered for so long; see `mpiml.hearing`."""
+        return "" if self._hearing is None else self._hearing.silent(patience)
+
+    def stopping(self) -> None:
+        """Learn, at the stop, which hosts do not hear of it."""
+        if self._hearing is not None:
+            self._hearing.stopping()
 
     # -- this rank -----------------------------------------------------------------------------
 

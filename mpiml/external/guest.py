@@ -35,6 +35,8 @@ class GuestNode(HostedNode):
         The guest's, behind those of Python ranks.
     """
 
+    outside = True
+
     def __init__(self, runtime: Any, vertex: Vertex, rank: int) -> None:
         super().__init__(runtime, vertex)
         self.rank = rank
@@ -87,7 +89,17 @@ def _push(client: Any, named: dict[str, Any]) -> bool:
         for part in above:
             place = place.setdefault(part, {})
         place[last] = array
-    return bool(client.push(gradient, version, list(gradient)))
+    return bool(client.push(_listed(gradient), version, list(gradient)))
+
+
+def _listed(tree: Any) -> Any:
+    """Return a tree with lists where the steps of paths were positions, from 0 on."""
+    if not isinstance(tree, dict):
+        return tree
+    found = {step: _listed(part) for step, part in tree.items()}
+    if found and sorted(found) == sorted(map(str, range(len(found)))):
+        return [found[str(i)] for i in range(len(found))]
+    return found
 
 
 def _walk(tree: Any, path: str) -> Any:

@@ -114,6 +114,8 @@ class Party:
     ) -> None:
         self._unname()
         if error is not None:
+            pythons, there = self.crowd.pythons, getattr(error, "mpiml_rank", None)
+            _locate(error, pythons[0], None if there is None else pythons[there])
             self.refuse(error)
         reception = self._reception
         if reception is None or not reception.left_behind:
@@ -144,6 +146,14 @@ def meet(comm: Any, records: Sequence[Any]) -> Party:
     return Party(comm, Crowd(tuple(labels), tuple(guests), tuple(pythons)))
 
 
+def _locate(error: BaseException, first: int, rank: int | None = None) -> BaseException:
+    """Note on an error who shows it, by ranks of the whole communicator."""
+    error.mpiml_first = first  # type: ignore[attr-defined]
+    if rank is not None:
+        error.mpiml_rank = rank  # type: ignore[attr-defined]
+    return error
+
+
 def _alike(what: str, found: Sequence[str], records: Sequence[Any]) -> None:
     if len(set(found)) == 1:
         return
@@ -153,7 +163,8 @@ def _alike(what: str, found: Sequence[str], records: Sequence[Any]) -> None:
         label = records[rank].guest
         kind = "Python" if label is None else f"mpiml_attach, {label!r}"
         who.append(f"{value!r} on rank {rank} ({kind})")
-    raise UsageError(
+    wrong = UsageError(
         f"mpiml: expected one {what} on all ranks, got {' and '.join(who)}. Build libmpiml from the "
         "sources of the installed mpiml, with the compiler wrapper of the MPI that mpi4py uses"
     )
+    raise _locate(wrong, next(i for i, record in enumerate(records) if record.guest is None))
