@@ -174,7 +174,7 @@ def decode(body: Any, buffers: Sequence[Any], call: bool = False) -> Any:
                 f"{form}. Use libmpiml and mpiml of one version."
             )
         names, values = _entries(body, count, iter(buffers))
-    except (struct.error, StopIteration, IndexError, ValueError) as error:
+    except (struct.error, StopIteration, IndexError, TypeError, ValueError) as error:
         if isinstance(error, UsageError):
             raise
         raise UsageError(f"external: the bytes of an array do not add up: {error}") from error

@@ -91,10 +91,13 @@ def test_a_guest_calls_a_service_with_arrays_in_and_out(guests):
         big = np.asfortranarray(np.random.default_rng(0).random((300, 200)))
         total, turned, n = guest.call("model", "parts", big, 3)
         assert total == pytest.approx(big.sum())
-        assert n == 3 and n.dtype == np.int64
-        assert (turned == big.T).all() and turned.flags.c_contiguous
+        assert n == 3
+        assert n.dtype == np.int64
+        assert (turned == big.T).all()
+        assert turned.flags.c_contiguous
         in_order, writeable = guest.call("model", "order", big)
-        assert in_order and writeable
+        assert in_order
+        assert writeable
         assert guest.call("model", "nothing") is None
         assert guest.call("model", "nothing", x, x[:, ::2]) is None
         return "done"
@@ -111,9 +114,12 @@ def test_what_a_method_does_wrong_is_a_code_and_a_text(capfd):
             error = caught(guest.call, "model", method)
             codes[method] = (error.code, error.text)
         assert codes["boom"] == (13, "model/0.boom: ValueError: no good")
-        assert codes["text"][0] == 11 and "got str" in codes["text"][1]
-        assert codes["missing"][0] == 10 and "served are: boom, double" in codes["missing"][1]
-        assert codes["walk"][0] == 13 and "stream" in codes["walk"][1]
+        assert codes["text"][0] == 11
+        assert "got str" in codes["text"][1]
+        assert codes["missing"][0] == 10
+        assert "served are: boom, double" in codes["missing"][1]
+        assert codes["walk"][0] == 13
+        assert "stream" in codes["walk"][1]
         caught(guest.call, "model", "boom")
         assert (guest.call("model", "double", 4) == 8).all()  # it goes on
 
@@ -183,10 +189,13 @@ def test_guests_hear_arrays_and_what_is_none_is_refused_at_the_putter():
 
     def solver(guest):
         publisher, number, x = guest.take("steer")
-        assert number == 1 and (x == np.eye(3)).all()
+        assert number == 1
+        assert (x == np.eye(3)).all()
         assert guest.take("steer")[2] == 7
         x = guest.take("steer")[2]
-        assert x.flags.f_contiguous and x.dtype == np.float32 and x.sum() == 20000
+        assert x.flags.f_contiguous
+        assert x.dtype == np.float32
+        assert x.sum() == 20000
         assert publisher == guest.topics["steer"]["hears"][0][1]
 
     found = together(build, solver, first())
@@ -238,7 +247,8 @@ def test_guests_are_workers_of_a_parameter_server(guests, consistency):
     def solver(guest):
         found, version = guest.pull("params", "w", "layers/0/b")
         assert version == 0
-        assert (found["w"] == 0).all() and found["layers/0/b"].shape == (3, 2)
+        assert (found["w"] == 0).all()
+        assert found["layers/0/b"].shape == (3, 2)
         for _ in range(3):
             found, version = guest.pull("params", "w")
             assert guest.push("params", version, w=np.ones(4))
@@ -271,7 +281,9 @@ def test_a_stop_reaches_guests_whoever_asks(guests):
 
     def solver(guest):
         reason, status, text = guest.wait_for_stop()
-        assert reason == 1 and status == 0 and "called stop()" in text
+        assert reason == 1
+        assert status == 0
+        assert "called stop()" in text
 
     found = together(lambda: waiting(guests(), body), solver, guests())
     assert found is None or "called stop()" in found.stopped_by
@@ -296,8 +308,10 @@ def test_a_failure_in_python_reaches_guests_as_a_text(guests):
 
     def solver(guest):
         reason, status, text = guest.wait_for_stop()
-        assert reason == 2 and status == 1
-        assert "ValueError: the node is broken" in text and "node/0" in text
+        assert reason == 2
+        assert status == 1
+        assert "ValueError: the node is broken" in text
+        assert "node/0" in text
 
     if comm().rank in guests():
         together(None, solver, guests())
@@ -320,7 +334,8 @@ def test_a_guest_that_fails_ends_the_program_with_its_text():
     else:
         error = caught(together, lambda: waiting(first(), body), None, first())
         assert type(error) is mpiml.RemoteError
-        assert "diverged at step 7" in str(error) and "solver/0" in str(error)
+        assert "diverged at step 7" in str(error)
+        assert "solver/0" in str(error)
 
 
 @two
@@ -444,7 +459,8 @@ def test_another_version_or_mpi_is_refused_before_anything_else(record, code, te
         assert kind == code
     else:
         assert kind is mpiml.UsageError
-        assert text in said and "mpiml_attach, 'solver'" in said
+        assert text in said
+        assert "mpiml_attach, 'solver'" in said
 
 
 @three
