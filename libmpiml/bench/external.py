@@ -1,0 +1,41 @@
+"""The Python side of external.c: python -m mpiml.run libmpiml/bench/external.py."""
+
+import mpiml
+
+
+class Service:
+    """What calls are made to."""
+
+    def echo(self, x):
+        """Return the array."""
+        return x
+
+    def take(self, x):
+        """Return nothing."""
+
+
+def read(stream, latest, rounds, done):
+    """Take what is streamed; after each round say so."""
+    for number in rounds:
+        for _ in range(int(number)):
+            stream.get()
+        done.put(number)
+
+
+def build():
+    """One service, and one reader."""
+    program = mpiml.Program("external")
+    service = program.add_node(mpiml.ServiceNode(Service), label="service")
+    stream = program.topic("stream", policy=mpiml.Keep(8))
+    latest = program.topic("latest")
+    rounds = program.topic("rounds", policy=mpiml.Keep(1))
+    done = program.topic("done")
+    reader = mpiml.PyNode(
+        read, stream.subscriber(), latest.subscriber(), rounds.subscriber(), done.publisher()
+    )
+    program.add_node(reader, label="reader")
+    solver = mpiml.ExternalNode(
+        publishes=[stream, latest, rounds], subscribes=done, calls=service
+    )
+    program.add_node(solver, label="solver", replicas=mpiml.FILL)
+    return program
