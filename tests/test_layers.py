@@ -419,7 +419,7 @@ FLOORS = {
             "mpiml.bench.ps_crowd",
             "mpiml.bench.several_hosts",
         ],
-        ["mpiml.bench.two_hosts"],
+        ["mpiml.bench.on_hosts", "mpiml.bench.two_hosts"],
         [
             "mpiml.bench.allreduce_apart",
             "mpiml.bench.allreduce_hosts",
