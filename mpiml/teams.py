@@ -67,7 +67,7 @@ class Teams:
                 f"{node.title}: the program has ended, and its teams with it"
             )
         rank, hosts = runtime.engine.rank, runtime.hosts
-        members = [runtime.vertices[v] for v in runtime.vertices.ids_of(spec.role_index)]
+        members = runtime.vertices.of_role(spec.role_index)
         ranks = [runtime.ranks[v.id] for v in members]
         holders = {rank: place for place, rank in enumerate(dict.fromkeys(ranks))}
         hooks = RoleHooks(self, node, members)

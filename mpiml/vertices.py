@@ -14,7 +14,7 @@ from mpiml.errors import UsageError
 from mpiml.graph import Member, Role, Unit, Vertex
 from mpiml.settings import FILL, Fill
 
-__all__ = ["Vertices", "expand"]
+__all__ = ["Chosen", "Vertices", "expand"]
 
 
 class Vertices(Sequence[Vertex]):
@@ -52,6 +52,10 @@ class Vertices(Sequence[Vertex]):
         unit, place = self._places[role_index]
         start, stop = self._starts[unit], self._starts[unit + 1]
         return range(start + place, stop, len(self._units[unit].roles))
+
+    def of_role(self, role_index: int) -> "Chosen":
+        """Return the nodes of a role, in index order. Local."""
+        return Chosen(self, self.ids_of(role_index))
 
     def owners(self, ranks: Sequence[Sequence[int]]) -> Iterator[int]:
         """Yield the rank of each node, from those of each unit's replicas. Local."""
@@ -94,6 +98,28 @@ class Vertices(Sequence[Vertex]):
             id, role_index, role.label, replica, self._numbers[unit], (unit, replica), node,
             settings.concurrency, settings.allow, settings.daemon, settings.on_failure,
         )  # fmt: skip
+
+
+class Chosen(Sequence[Vertex]):
+    """Some of the nodes of a program, made when they are looked at. Local."""
+
+    __slots__ = ("_all", "_ids")
+
+    def __init__(self, all_: Vertices, ids: range) -> None:
+        self._all = all_
+        self._ids = ids
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    @overload
+    def __getitem__(self, place: int) -> Vertex: ...
+    @overload
+    def __getitem__(self, place: slice) -> "Chosen": ...
+    def __getitem__(self, place: int | slice) -> "Vertex | Chosen":
+        if isinstance(place, slice):
+            return Chosen(self._all, self._ids[place])
+        return self._all[self._ids[place]]
 
 
 def expand(

@@ -336,6 +336,8 @@ def test_expand_numbers_every_node_once(shape):
         assert [(vertices[i].role_index, vertices[i].index) for i in ids] == [
             (role, index) for index in range(len(ids))
         ]
+        assert list(vertices.of_role(role)) == [vertices[i] for i in ids]
+        assert list(vertices.of_role(role)[1:]) == [vertices[i] for i in ids[1:]]
     for vertex in vertices:
         assert vertex.role == program.roles[vertex.role_index].label
         assert vertex.replicas == program.roles[vertex.role_index].replicas
