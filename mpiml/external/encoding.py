@@ -10,6 +10,9 @@ import struct
 from collections.abc import Sequence
 from typing import Any, Final, Literal
 
+import numpy as np
+
+from mpiml.arrays import as_buffer, order_of, to_host
 from mpiml.errors import UsageError
 from mpiml.external.codes import ArraysError
 from mpiml.libraries import family
@@ -22,14 +25,18 @@ ENC_NONE, ENC_ARRAYS = 0, 2  # as `mpiml.payload` has them
 MOST_ARRAYS, MOST_DIMS, MOST_NAME = 32, 8, 255
 _HEAD = struct.Struct("<BBHI")
 _ENTRY = struct.Struct("<BBBBI")
-_NUMBERS = (bool, int, float, complex)
+_SHAPES = [struct.Struct(f"<{ndim}Q") for ndim in range(MOST_DIMS + 1)]
+_NUMBERS = (bool, int, float, complex, np.generic)
 
 #: what NumPy calls the dtype of each code but 0, which is a name without an array
 DTYPES: Final = (
     "", "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16",
     "float32", "float64", "complex64", "complex128",
 )  # fmt: skip
-_CODES: Final = {name: code for code, name in enumerate(DTYPES)}
+_DTYPES = [None, *[np.dtype(name) for name in DTYPES[1:]]]
+_CODES = {
+    dtype: code for code, dtype in enumerate(_DTYPES)
+}  # native only: others are not equal
 
 
 class Named(dict[str, Any]):
@@ -44,20 +51,19 @@ def as_array(value: Any, what: str) -> Any:
     ArraysError
         It is neither, or of another dtype; the message begins with `what`.
     """
-    import numpy as np
-
     array = value
-    if family(type(value)) is not None:
-        from mpiml.arrays import to_host
-
-        exported = to_host(value)
-        array = value if exported is None else exported[0]
-    elif isinstance(value, (*_NUMBERS, np.generic)):
-        try:
-            array = np.asarray(value)
-        except OverflowError:
-            array = value
-    if not isinstance(array, np.ndarray) or array.dtype.name not in _CODES:
+    if type(value) is not np.ndarray:
+        if family(type(value)) is not None:
+            exported = to_host(value)
+            array = value if exported is None else exported[0]
+        elif isinstance(value, _NUMBERS):
+            try:
+                array = np.asarray(value)
+            except OverflowError:
+                array = value
+    if isinstance(array, np.ndarray) and not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    if not isinstance(array, np.ndarray) or array.dtype not in _CODES:
         got = type(value).__name__
         if isinstance(array, np.ndarray):
             got = f"an array of {array.dtype}"
@@ -70,8 +76,6 @@ def as_array(value: Any, what: str) -> Any:
             f"{what}: expected at most {MOST_DIMS} dimensions, got {array.ndim}, for a rank of "
             "another program"
         )
-    if not array.dtype.isnative:
-        array = array.astype(array.dtype.newbyteorder("="))
     return array
 
 
@@ -113,11 +117,13 @@ def encode(value: Any, what: str, copy: bool = True) -> tuple[int, bytes, list[m
     buffers: list[memoryview] = []
     room = INLINE
     for number, (name, item) in enumerate(zip(names, items, strict=True)):
-        where = f"{what}, {name or f'item {number}'}" if form != ONE else what
         if item is None and form == NAMED:
             parts += _entry(0, "C", 0, (), name)
             continue
-        room -= _add(as_array(item, where), name, room, copy, parts, buffers)
+        if type(item) is not np.ndarray or item.dtype not in _CODES or item.ndim > MOST_DIMS:
+            where = what if form == ONE else f"{what}, {name or f'item {number}'}"
+            item = as_array(item, where)
+        room -= _add(item, name, room, copy, parts, buffers)
     return ENC_ARRAYS, b"".join(parts), buffers
 
 
@@ -125,12 +131,10 @@ def _add(
     array: Any, name: str, room: int, copy: bool, parts: list[bytes], buffers: list[memoryview]
 ) -> int:
     """Append one array; return how many bytes of it stand in the body."""
-    from mpiml.arrays import as_buffer, order_of
-
     order = order_of(array)
     nbytes = array.nbytes
     apart = nbytes > room
-    parts += _entry(_CODES[array.dtype.name], order or "C", int(apart), array.shape, name)
+    parts += _entry(_CODES[array.dtype], order or "C", int(apart), array.shape, name)
     if not apart:
         data = array.tobytes("A" if order else "C")
         parts += [data, bytes(-nbytes % 8)]
@@ -143,7 +147,7 @@ def _add(
 def _entry(code: int, order: str, apart: int, shape: Sequence[int], name: str) -> list[bytes]:
     data = name.encode()
     head = _ENTRY.pack(code, len(shape), ord(order), apart, len(data))
-    return [head, struct.pack(f"<{len(shape)}Q", *shape), data, bytes(-len(data) % 8)]
+    return [head, _SHAPES[len(shape)].pack(*shape), data, bytes(-len(data) % 8)]
 
 
 def decode(body: Any, buffers: Sequence[Any], call: bool = False) -> Any:
@@ -186,22 +190,20 @@ def decode(body: Any, buffers: Sequence[Any], call: bool = False) -> Any:
 
 
 def _entries(body: Any, count: int, buffers: Any) -> tuple[list[str], list[Any]]:
-    import numpy as np
-
     at = _HEAD.size
     names: list[str] = []
     values: list[Any] = []
     for _ in range(count):
         code, ndim, order, apart, length = _ENTRY.unpack_from(body, at)
         at += _ENTRY.size
-        shape = struct.unpack_from(f"<{ndim}Q", body, at)
+        shape = _SHAPES[ndim].unpack_from(body, at)
         at += 8 * ndim
-        names.append(bytes(body[at : at + length]).decode())
+        names.append(bytes(body[at : at + length]).decode() if length else "")
         at += length + -length % 8
         if not code:
             values.append(None)
             continue
-        dtype = np.dtype(DTYPES[code])
+        dtype: Any = _DTYPES[code]
         if apart:
             data: Any = next(buffers)
             if memoryview(data).readonly:
