@@ -7,7 +7,7 @@ Little endian. docs/design/0008-external.md says what the numbers mean.
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -79,7 +79,9 @@ def as_array(value: Any, what: str) -> Any:
     return array
 
 
-def encode(value: Any, what: str, copy: bool = True) -> tuple[int, bytes, list[memoryview]]:
+def encode(
+    value: Any, what: str, copy: bool = True, owned: Collection[int] = ()
+) -> tuple[int, bytes, list[memoryview]]:
     """Encode arrays for a rank of another program.
 
     Parameters
@@ -90,6 +92,8 @@ def encode(value: Any, what: str, copy: bool = True) -> tuple[int, bytes, list[m
         Begins the text of an error.
     copy : bool
         Whether large elements are copied, so that the arrays may be changed at once.
+    owned : collection of int
+        Ids of arrays that nobody can change: they are not copied.
 
     Returns
     -------
@@ -123,7 +127,7 @@ def encode(value: Any, what: str, copy: bool = True) -> tuple[int, bytes, list[m
         if type(item) is not np.ndarray or item.dtype not in _CODES or item.ndim > MOST_DIMS:
             where = what if form == ONE else f"{what}, {name or f'item {number}'}"
             item = as_array(item, where)
-        room -= _add(item, name, room, copy, parts, buffers)
+        room -= _add(item, name, room, copy and id(item) not in owned, parts, buffers)
     return ENC_ARRAYS, b"".join(parts), buffers
 
 

@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Callable, Sequence
+from sys import getrefcount
 from typing import Any
 
 from mpiml.contents import parts
@@ -13,7 +14,8 @@ from mpiml.external.encoding import encode
 from mpiml.external.guest import GuestNode
 from mpiml.external.link import GuestLink
 from mpiml.external.manifest import outside_of
-from mpiml.payload import pack_error
+from mpiml.payload import Given, pack_error
+from mpiml.payload_owned import owned_arrays
 from mpiml.tracebacks import remote_text
 from mpiml.wire import (
     ERROR,
@@ -148,9 +150,13 @@ class Reception:
         ArraysError
             It is none.
         """
+        owned = owned_arrays(result, getrefcount(result))
+        given = type(result) is Given
         frame = request.frame
         where = f"{title}.{frame.name.decode()}(): the result"
-        encoding, body, buffers = encode(result, where)
+        encoding, body, buffers = encode(
+            result.value if given else result, where, not given, owned
+        )
         self._engine.transmit(
             request.rank, REPLY, frame.target, frame.source, frame.id,
             encoding=encoding, body=body, buffers=buffers,

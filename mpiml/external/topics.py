@@ -3,7 +3,7 @@
 from typing import Any
 
 from mpiml.external.encoding import as_array, encode
-from mpiml.payload import Packed
+from mpiml.payload import Given, Packed
 
 __all__ = ["packed_array"]
 
@@ -25,7 +25,8 @@ def packed_array(value: Any, topic: Any, where: str) -> Packed:
     UsageError
         It is no array, or not what the topic's arrays are.
     """
-    array = as_array(value, where)
+    given = type(value) is Given
+    array = as_array(value.value if given else value, where)
     if topic.array is not None:
         topic.array.check(array, where)
-    return Packed(*encode(array, where))
+    return Packed(*encode(array, where, copy=not given))
