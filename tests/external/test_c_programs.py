@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from tests.external.building import HERE, program
-from tests.mpi import environment, launcher, start
+from tests.mpi import environment, launcher, start, vendor
 
 pytestmark = pytest.mark.skipif(launcher() is None, reason="no mpiexec")
 
@@ -66,7 +66,8 @@ def test_a_failure_in_python_ends_waits_in_c():
 @pytest.mark.parametrize(("how", "status"), [("abort", 5), ("exit", 4)])
 def test_a_solver_that_dies_ends_the_job(how, status):
     ended = ends(how)
-    assert ended.rc == status, ended
+    killed = 9 if vendor() == "mpich" else status  # its launcher tells of those that it kills
+    assert ended.rc in (status, killed), ended
     assert "done" not in ended.stdout
     assert not ended.leftovers
 
