@@ -78,6 +78,8 @@ class Failures:
             self._after(_HOLD, lambda: self._release(note))
         else:
             runtime.ending.request(note)  # before clients hear that the service is gone
+            if runtime.survey is not None:
+                runtime.survey.stopping()
         if not serves:
             node.server.fail_all(error)
         limit = runtime.settings.failure_grace
@@ -153,6 +155,8 @@ class Failures:
             node.stop(node.spec.role_index == failed)
             node.server.wake()
         runtime.idle.watch()
+        if runtime.survey is not None:
+            runtime.survey.stopping()
 
     def _ask_for_patience(self, note: Note, limit: float) -> None:
         """Say why nothing is seen to happen after a signal."""
@@ -215,7 +219,7 @@ class Failures:
         if runtime.done or runtime.ending.abandoned:
             return
         stuck = self.stragglers()
-        silent = "" if runtime.survey is None else runtime.survey.silent()
+        silent = "" if runtime.survey is None else runtime.survey.silent(limit / 2)
         if (
             not stuck and not silent and not last
         ):  # others have the straggler; its rank ends the program
@@ -262,7 +266,7 @@ class Failures:
             except (OSError, ValueError):
                 continue  # closed, or nobody reads it
         world = self._runtime.world
-        if self._apart() and bury() and (lost or self._runtime.survey.silent()):
+        if self._apart() and bury() and (lost or self._runtime.survey.silent(0.2)):
             resign(status)
         if world is not None and self._runtime.engine.link is not None:
             world.abort(status)

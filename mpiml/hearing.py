@@ -6,7 +6,7 @@ one that waits asks those it waits for, so no rank is asked by all.
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from mpiml import control
@@ -55,11 +55,19 @@ class Hearing:
         """Ask nobody any more."""
         self._closed.set()
 
-    def silent(self) -> str:
-        """Return, in lines, who does not answer now; empty if all do or nobody was asked."""
+    def silent(self, patience: float) -> str:
+        """Return, in lines, who has not answered for so many seconds; empty if nobody."""
         with self._lock:
-            found = self._silence.silent(time.monotonic())
+            found = self._silence.silent(time.monotonic(), patience)
         return "\n".join(map(self._line, found))
+
+    def stopping(self) -> None:
+        """Ask the next ranks in the tree by which decisions travel, at the stop. Local.
+
+        They are there until this rank has ended, too.
+        """
+        if len(self._runtime.hosts.rows) > 1 and not self._closed.is_set():
+            self._ask(self._next_ranks())
 
     # -- asking and being asked ----------------------------------------------------------------
 
@@ -77,17 +85,19 @@ class Hearing:
             )
 
     def _watch(self) -> None:
-        engine = self._engine
         while not self._closed.wait(self._step) and not self._runtime.done:
             awaited = set(self._awaited())
-            now = time.monotonic()
+            self._ask(awaited)
             with self._lock:
-                asks = self._silence.asks(awaited, now)
-                news = self._silence.news(awaited, now)
-            for rank in asks:
-                engine.transmit(rank, HEAR_ASK, engine.rank, rank)
+                news = self._silence.news(awaited, time.monotonic())
             for quiet in news:
-                self._tell(quiet, awaited)
+                self._tell(quiet)
+
+    def _ask(self, awaited: Collection[int]) -> None:
+        with self._lock:
+            asks = self._silence.asks(awaited, time.monotonic())
+        for rank in asks:
+            self._engine.transmit(rank, HEAR_ASK, self._engine.rank, rank)
 
     # -- who is awaited ------------------------------------------------------------------------
 
@@ -100,13 +110,17 @@ class Hearing:
         for members in runtime.teams.awaited():  # one of each host tells enough
             first = {runtime.hosts.host_of(ranks[v]): ranks[v] for v in reversed(members)}
             yield from list(first.values())[:_MOST]
-        if runtime.stopping:  # decisions travel in a tree: each of its ranks asks its next ones
-            yield from control.children(engine.rank, engine.size)
-            yield max(0, control.parent(engine.rank))
+        if runtime.stopping:
+            yield from self._next_ranks()
         for sleeper in list(engine.sleepers.values()):
             node = None if sleeper.scope is None else sleeper.scope.owner
             if node is not None and sleeper.wait is not node.released:
                 yield from self._partners_of(node.vertex)
+
+    def _next_ranks(self) -> list[int]:
+        """Return the ranks right above and below in the tree by which decisions travel."""
+        rank = self._engine.rank
+        return [max(0, control.parent(rank)), *control.children(rank, self._engine.size)]
 
     def _partners_of(self, vertex: int) -> tuple[int, ...]:
         """Return the ranks at the other ends of a node's topics."""
@@ -123,7 +137,7 @@ class Hearing:
 
     # -- what is told --------------------------------------------------------------------------
 
-    def _tell(self, quiet: Quiet, awaited: set[int]) -> None:
+    def _tell(self, quiet: Quiet) -> None:
         runtime = self._runtime
         waits = self._waits()
         if not waits:  # it computes, or moves a large message on

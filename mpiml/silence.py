@@ -68,7 +68,7 @@ class Silence:
         """
         found = []
         for rank in sorted(awaited):
-            host = self._host_of[rank]
+            host = self._host_of.get(rank, self._here)  # a guest's rank has none, and no engine
             if host == self._here:
                 continue
             since = self._asked.setdefault(rank, now)
@@ -99,13 +99,14 @@ class Silence:
                 found.append(quiet)
         return found
 
-    def silent(self, now: float) -> list[Quiet]:
-        """Return all hosts with ranks that do not answer."""
+    def silent(self, now: float, patience: float | None = None) -> list[Quiet]:
+        """Return all hosts with ranks that have not answered for `patience` seconds."""
+        patience = self._patience if patience is None else patience
         found = []
         for host, ranks in enumerate(self._hosts):
             open_ = [r for r in ranks if r in self._asked]
             since = min((self._asked[r] for r in open_), default=now)
-            if not open_ or now - since < self._patience:
+            if not open_ or now - since < patience:
                 continue
             answering = tuple(r for r in ranks if self._heard.get(r, -1.0) > since)
             found.append(Quiet(host, tuple(open_), answering, now - since))

@@ -425,6 +425,7 @@ FLOORS = {
             "mpiml.bench.allreduce_hosts",
             "mpiml.bench.allreduce_inside",
             "mpiml.bench.arrays",
+            "mpiml.bench.external",
             "mpiml.bench.idle",
             "mpiml.bench.neighbors",
             "mpiml.bench.onesided",

@@ -15,6 +15,7 @@ def test_those_awaited_on_other_hosts_are_asked_once():
     assert rule.asks({1, 3, 5}, 10.5) == []
     assert rule.heard(3, 10.6) is None
     assert rule.asks({3, 5}, 10.9) == [3]
+    assert rule.asks({6}, 10.9) == []  # of a guest, which is on no list of hosts
 
 
 def test_a_host_is_told_once_it_has_been_silent_for_long():

@@ -11,9 +11,12 @@ SILENT = "nothing has come from host {} (rank 1) to rank 0 for "
 
 
 @contextmanager
-def running(hosts, folder, *options):
-    """Yield a job whose rank 0 asks a service on the second host, and the file that ends it."""
-    far, until = hosts.names[1], folder / "until"
+def running(hosts, folder, *options, far=None):
+    """Yield a job whose rank 0 asks a service on the second host, and the file that ends it.
+
+    With the first host as `far` the service is on rank 0, and rank 1 asks.
+    """
+    far, until = far or hosts.names[1], folder / "until"
     until.unlink(missing_ok=True)
     words = ["-m", "mpiml.run", *options, PROGRAM, "--host", far, "--until", str(until)]
     command, env = hosts.command(words)
@@ -25,7 +28,8 @@ def running(hosts, folder, *options):
 def test_a_host_that_is_cut_off_or_lost(tmp_path):
     with several_hosts(1, 1, programs=True) as hosts:
         cut_and_mended(hosts, tmp_path)
-        cut_for_good(hosts, tmp_path)
+        for side in hosts.names:  # rank 0 is called, or calls
+            cut_for_good(hosts, tmp_path, side)
         killed(hosts, tmp_path)
 
 
@@ -49,20 +53,20 @@ def cut_and_mended(hosts, folder):
     assert ended.stderr.count("nothing has come") == 1
 
 
-def cut_for_good(hosts, folder):
+def cut_for_good(hosts, folder, far):
     """A stop that does not get through: the end comes after the grace all the same."""
-    far = hosts.names[1]
+    lost = hosts.names[1]
     options = ("--stall-warning", "0.5", "--grace", "1", "--max-time", "3")
-    with running(hosts, folder, *options) as (job, _):
-        hosts.cut(far)
+    with running(hosts, folder, *options, far=far) as (job, _):
+        hosts.cut(lost)
         ended = job.wait(40)
-    assert "so the program is ended:\n" + SILENT.format(far) in ended.stderr, str(ended)
+    assert "so the program is ended:\n" + SILENT.format(lost) in ended.stderr, str(ended)
     if vendor() == "debian":  # its mpirun, told to give up, crashes on its way out
         assert ended.rc != 0, str(ended)
     else:
         assert ended.rc == 1, str(ended)
-    hosts.end(far)  # nobody can tell its ranks
-    hosts.mend(far)
+    hosts.end(lost)  # nobody can tell its ranks
+    hosts.mend(lost)
 
 
 def killed(hosts, folder):
