@@ -137,7 +137,7 @@ def test_the_hosts_of_a_heterogeneous_job_are_the_workers():
     "value", ["plain.py", "with space --x 3", "a}b", "it's", 'say "hi"', "$HOME/`x`", "a\\b"]
 )
 def test_any_text_reaches_the_script_as_it_is(value):
-    text = fill('PROGRAM=${PROGRAM:-x.py}  # which\necho "$PROGRAM"\n', {"program": value})
+    text = fill('PROGRAM=${PROGRAM:-x.py}  # which\nprintf %s "$PROGRAM"\n', {"program": value})
     again = fill(text, {"program": value})
     assert again == text
     for shell in ("bash", "sh"):
@@ -306,7 +306,7 @@ def test_the_check_of_this_machine_runs(capsys):
 
 def test_a_wheel_brings_the_templates_along():
     text = (ROOT / "CMakeLists.txt").read_text()
-    assert "install(DIRECTORY jobs/ DESTINATION mpiml/jobs/templates" in text
+    assert "install(DIRECTORY jobs/ DESTINATION mpiml/jobs/files" in text
     assert templates.folder() == ROOT / "jobs"  # of the repository, in an editable install
 
 

@@ -22,7 +22,7 @@ def folder() -> Path:
 
     Local: no MPI.
     """
-    inside = Path(__file__).parent / "templates"
+    inside = Path(__file__).parent / "files"
     return inside if inside.is_dir() else Path(__file__).parents[2] / "jobs"
 
 

@@ -119,11 +119,11 @@ class Cluster:
         munge = [f"--socket={folder}/munge.socket", f"--log-file={folder}/log/munge"]
         try:
             self._start("munged", "--foreground", "--force", *files, *munge)
-            self._poll((folder / "munge.socket").exists, 20, "munge's socket")
+            self.poll((folder / "munge.socket").exists, 20, "munge's socket")
             self._start("slurmctld", "-D", "-c")
             for node in ("n1", "n2"):
                 self._start("slurmd", "-D", "-N", node)
-            self._poll(self._idle, 30, "both nodes")
+            self.poll(self._idle, 30, "both nodes")
         except BaseException:
             self.__exit__()
             raise
@@ -157,7 +157,8 @@ class Cluster:
             assert daemon.poll() is None, f"{daemon.args} has ended\n{self.logs()}"
         return self.ask("sinfo", "-hNo", "%t", check=False).split() == ["idle", "idle"]
 
-    def _poll(self, done, timeout, what):
+    def poll(self, done, timeout, what):
+        """Wait until `done` returns true; fail with all logs at the limit."""
         limit = time.monotonic() + timeout
         while not done():
             if time.monotonic() > limit:
@@ -205,7 +206,7 @@ class Cluster:
             assert not ended, f"job {job} ended without {text!r}: {self.show(job)}\n{said}"
             return text in said
 
-        self._poll(there, timeout, f"{text!r} of job {job}")
+        self.poll(there, timeout, f"{text!r} of job {job}")
 
     def _ended(self, job):
         return self.show(job)["JobState"] not in (
@@ -217,7 +218,7 @@ class Cluster:
 
     def wait_process(self, job, word, timeout=60):
         """Wait until a job has a process with this word in its command line."""
-        self._poll(
+        self.poll(
             lambda: any(word in line.split() for line in self.processes(job).values()),
             timeout,
             f"{word} of job {job}",
@@ -225,7 +226,7 @@ class Cluster:
 
     def wait(self, job, timeout=60):
         """Wait until a job has ended; return how."""
-        self._poll(lambda: self._ended(job), timeout, f"end of job {job}")
+        self.poll(lambda: self._ended(job), timeout, f"end of job {job}")
         said = self.show(job)
         status, _, number = said["ExitCode"].partition(":")
         return Done(said["JobState"], int(status), int(number))
@@ -253,4 +254,4 @@ class Cluster:
 
     def wait_gone(self, job, timeout=30):
         """Wait until no process of a job lives."""
-        self._poll(lambda: not self.processes(job), timeout, f"end of {self.processes(job)}")
+        self.poll(lambda: not self.processes(job), timeout, f"end of {self.processes(job)}")
