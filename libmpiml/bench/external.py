@@ -22,10 +22,14 @@ def read(stream, latest, rounds, done):
         done.put(number)
 
 
-def build():
-    """One service, and one reader."""
+def build(only: str = "reader"):
+    """One service, or one reader."""
     program = mpiml.Program("external")
-    service = program.add_node(mpiml.ServiceNode(Service), label="service")
+    if only == "service":
+        service = program.add_node(mpiml.ServiceNode(Service), label="service")
+        solver = mpiml.ExternalNode(calls=service)
+        program.add_node(solver, label="solver", replicas=mpiml.FILL)
+        return program
     stream = program.topic("stream", policy=mpiml.Keep(8))
     latest = program.topic("latest")
     rounds = program.topic("rounds", policy=mpiml.Keep(1))
@@ -34,8 +38,6 @@ def build():
         read, stream.subscriber(), latest.subscriber(), rounds.subscriber(), done.publisher()
     )
     program.add_node(reader, label="reader")
-    solver = mpiml.ExternalNode(
-        publishes=[stream, latest, rounds], subscribes=done, calls=service
-    )
+    solver = mpiml.ExternalNode(publishes=[stream, latest, rounds], subscribes=done)
     program.add_node(solver, label="solver", replicas=mpiml.FILL)
     return program

@@ -25,6 +25,7 @@ NAMES = {
     "onesided": "additions to shared memory of a host and of another, beside MPI's windows",
     "neighbors": "averages with neighbours, beside raw messages; steps beside a slow rank",
     "gpu": "sums of arrays on CUDA devices, of 8 B to 256 MiB",
+    "external": "a code in C: calls, publishing, streams, its steps, beside raw MPI in C",
     "startup": "the import, the memory of a rank, many ranks on few cores",
     "poll": "mpiml.poll() and small calls where one thread makes all calls of MPI",
     "idle": "what an idle service costs, and how soon it answers",

@@ -81,6 +81,7 @@ ROWS = {
     },
     "poll": {f"{what}_{w}" for w in ("multiple", "funneled") for what in ("test", "poll", "small")},
     "idle": {"raw", "service", "caller", "answer", "answer_max"},
+    "external": set(),
     "scale": {
         *(f"{what}_{n}" for what in ("plain", "start", "launch", "model") for n in (2, 4)),
         *("L", "o", "g", "G", "frame", "duplicate", "placing"),
@@ -91,7 +92,12 @@ ROWS = {
 }
 #: Where this machine can be several hosts: rows, the goals among them, and what is said where not.
 NOT_TWO = "two hosts: not measured"
+EXTERNAL = (
+    *("raw_call", "call", "raw_echo", "echo", "call_small", "publish", "publish_over"),
+    *("publish_small", "raw_stream", "stream", "stream_share", "step"),
+)
 HOSTS = {
+    "external": [(set(EXTERNAL), 4, "no compiler, or no sources")],
     "allreduce": [
         (
             {
@@ -125,6 +131,7 @@ GOALS = {
     "onesided": 8,
     "startup": 4,
     "idle": 3,
+    "external": 0,
     "poll": 2,
     "scale": 2,
 }
