@@ -73,18 +73,16 @@ class Future(_base.Future):  # type: ignore[type-arg]
     @property
     def _condition(self) -> threading.Condition:  # type: ignore[override]
         # the standard library asks for it: it is about to wait
-        self._refuse_sleep("concurrent.futures", "Use mpiml.wait or mpiml.gather.")
+        if not self.ready:
+            what = f"concurrent.futures on the future of {self.about}"
+            home = getattr(self.engine, "home", 0)
+            threads.refuse_sleep(home, what, "Use mpiml.wait or mpiml.gather.")
         self._arm()
         with _lazy:
             if self._lock is None:
                 self._waiters: list[Any] = []
                 self._lock = threading.Condition()
         return self._lock
-
-    def _refuse_sleep(self, how: str, instead: str) -> None:
-        if not self.ready:
-            home = getattr(self.engine, "home", 0)
-            threads.refuse_sleep(home, f"{how} on the future of {self.about}", instead)
 
     def complete(self, decode: Callable[[], Any], failed: bool = False) -> None:
         """Finish the call; `decode` returns its value or raises its error, when asked.
@@ -281,7 +279,7 @@ class Future(_base.Future):  # type: ignore[type-arg]
         import asyncio
 
         if not self.ready:
-            self._refuse_sleep("await", "Use result(), or async def nodes, which have a thread.")
+            threads.refuse_await(self.engine, f"the future of {self.about}")
             self._arm()
             scope = current_scope(required=False)
             proxy = asyncio.get_running_loop().create_future()

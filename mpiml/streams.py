@@ -12,6 +12,7 @@ from collections.abc import Generator, Iterator
 from functools import partial
 from typing import Any
 
+from mpiml import threads
 from mpiml.callbacks import await_in, wake
 from mpiml.contents import own
 from mpiml.errors import DeadlineError, UsageError
@@ -213,6 +214,7 @@ class _Arrival:
         stream = self._stream
         inbox = stream._inbox
         timeout = stream._target.timeout
+        threads.refuse_await(inbox.engine, "a stream")
         loop = asyncio.get_running_loop()
         end = None if timeout is None else loop.time() + timeout
         scope = current_scope(required=False) or stream._scope

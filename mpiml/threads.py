@@ -12,7 +12,7 @@ Local: knows no MPI; `mpiml.world` says what it has found.
 """
 
 import threading
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from mpiml.errors import UsageError
 
@@ -28,6 +28,7 @@ __all__ = [
     "leave_home",
     "name",
     "need_multiple",
+    "refuse_await",
     "refuse_sleep",
     "settle",
 ]
@@ -159,6 +160,12 @@ def refuse_sleep(home: int, what: str, instead: str) -> None:
             f"MPI runs with {name(_level)}, so nobody but the thread that waits takes replies in. "
             f"{instead} {_CURE}"
         )
+
+
+def refuse_await(engine: Any, what: str) -> None:
+    """Refuse to suspend a coroutine on the one thread that drives `engine`, as `refuse_sleep`."""
+    instead = "Wait without await there, or use async def nodes, which have a thread."
+    refuse_sleep(getattr(engine, "home", 0), f"await on {what}", instead)
 
 
 def _refuse(what: str, got: str, expected: str) -> NoReturn:

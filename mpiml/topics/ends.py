@@ -7,6 +7,7 @@ from collections.abc import Generator, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+from mpiml import threads
 from mpiml.callbacks import await_in, wake
 from mpiml.contents import value_in
 from mpiml.errors import DeadlineError, ServiceGoneError, Stopped, UsageError
@@ -350,6 +351,7 @@ class _Arrival:
     def __await__(self) -> Generator[Any, None, None]:
         import asyncio
 
+        threads.refuse_await(self._incoming.engine, "a topic")
         proxy = asyncio.get_running_loop().create_future()
         watcher = partial(wake, proxy)
         if not self._incoming.over:  # else it is the stop that ends this
