@@ -146,7 +146,8 @@ class Failures:
             if note.rank == runtime.engine.rank:
                 self._show(note)
             self._fail_calls(note)
-            limit = min(limit, runtime.settings.failure_grace or limit)
+            if runtime.engine.guests is None:  # another program hears of it between its steps
+                limit = min(limit, runtime.settings.failure_grace or limit)
         self._after(limit, lambda: self._check_grace(limit))
         if note.reason == SIGNALLED and runtime.engine.rank == 0 and limit > _PATIENCE:
             self._after(_PATIENCE, lambda: self._ask_for_patience(note, limit))
@@ -220,13 +221,12 @@ class Failures:
             return
         stuck = self.stragglers()
         silent = "" if runtime.survey is None else runtime.survey.silent(limit / 2)
-        if (
-            not stuck and not silent and not last
-        ):  # others have the straggler; its rank ends the program
+        if not stuck and not silent and not last:
+            # others have the straggler; its rank ends the program
             self._after(limit + 0.5, lambda: self._check_grace(limit, True))
             return
         seconds = time.monotonic() - self._stop_time
-        text = "\n".join(stuck) or silent or "other ranks, which do not say who"
+        text = "\n".join(filter(None, [*stuck, silent])) or "other ranks, which do not say who"
         note = runtime.ending.note
         status = note.status if note is not None and not note.benign else 1
         if runtime.settings.on_stuck == "abort":
