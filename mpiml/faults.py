@@ -90,8 +90,8 @@ class Signals:
             if handler is not None and not ignored:  # None: C code has it, not to be put back
                 signal.signal(number, self._handle)
                 self._old[number] = handler
-        for number in early.take(self._note):  # came while the program was starting
-            self._note(number)
+        for early_one in early.take(self._note):  # came while the program was starting
+            self._note(early_one)
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -179,10 +179,11 @@ class Supervisor:
             # nohup and background shells have some ignored on purpose
             if number == signal.SIGQUIT or signal.getsignal(number) is not signal.SIG_IGN
         }
-        for early_one in early.take():  # nothing has been started yet, so nothing is lost
-            self._handle(early_one, None)
+        noted = early.take()
+        for number in noted:  # nothing has been started yet, so nothing is lost
+            self._handle(number, None)
         try:
-            if self.asked is not None:
+            if noted and self.asked is not None:
                 return exit_status(STOPPED, self.asked, self.killed)
             child = subprocess.Popen(
                 self.command,
