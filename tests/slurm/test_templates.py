@@ -47,7 +47,7 @@ def script(folder, template, file=f"{GRAPH}:build", **options):
 
 def run(slurm, here, path, *options, env=None):
     """Run a job to its end in order; return what it has printed."""
-    before = shared_memory()
+    before = shared_memory(slurm)
     job = slurm.submit(path, *options, cwd=here, env=env)
     done = slurm.wait(job)
     said = (here / "out").read_text()
@@ -56,17 +56,17 @@ def run(slurm, here, path, *options, env=None):
     return said
 
 
-def shared_memory():
-    return set(os.listdir("/dev/shm"))
+def shared_memory(slurm):
+    return set(os.listdir(slurm.shared_memory))
 
 
 def check_nothing_left(slurm, job, before):
     """No process, and no file of shared memory, that belongs to nobody."""
     slurm.wait_gone(job)
-    new = shared_memory() - before
+    new = shared_memory(slurm) - before
 
     def left():
-        return {name for name in new & shared_memory() if not in_use(name)}  # some are others'
+        return {name for name in new & shared_memory(slurm) if not in_use(name)}
 
     slurm.poll(lambda: not left(), 5, f"end of {left()} in /dev/shm")
 
@@ -155,7 +155,7 @@ def test_the_warning_reaches_the_code_by_the_program(slurm, here, launchers, onc
 @pytest.mark.parametrize("how", ["mpirun", "srun"])
 def test_the_warning_stops_the_program_in_order(slurm, here, launchers, how, once):
     path = script(here, "program", f"{GRAPH}:waiting", launcher=launchers[how], **TWO_BY_TWO)
-    before = shared_memory()
+    before = shared_memory(slurm)
     job = slurm.submit(path, cwd=here)
     slurm.wait_for(job, "[node/3] up", here / "out")
     slurm.warn(job)
@@ -190,7 +190,7 @@ def test_a_warning_while_the_launcher_starts_ends_the_job_with_143(slurm, here, 
 @pytest.mark.parametrize("how", ["mpirun", "srun"])
 def test_scancel_leaves_nothing_behind(slurm, here, launchers, how, once):
     path = script(here, "program", f"{GRAPH}:waiting", launcher=launchers[how], **TWO_BY_TWO)
-    before = shared_memory()
+    before = shared_memory(slurm)
     job = slurm.submit(path, cwd=here)
     slurm.wait_for(job, "[node/3] up", here / "out")
     slurm.scancel(job)
