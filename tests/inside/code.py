@@ -20,11 +20,29 @@ from mpi4py import MPI  # noqa: E402
 import mpiml  # noqa: E402
 from mpiml.collectives import Bucket, SharedModel, allreduce  # noqa: E402
 from mpiml.collectives.neighbors import ADPSGD  # noqa: E402
+from mpiml.collectives.office import Office  # noqa: E402
+from mpiml.transport import MpiLink  # noqa: E402
 
 COMM = MPI.COMM_WORLD
 RANK, SIZE = COMM.rank, COMM.size
 FULL = sys.argv[1] == "multiple"
 DONE = "done"
+MAIN = threading.get_ident()
+
+
+def watched(function):
+    """Return what calls `function`, which calls MPI, on the main thread only."""
+
+    def call(*args, **kwargs):
+        assert threading.get_ident() == MAIN, f"{function.__name__} on another thread"
+        return function(*args, **kwargs)
+
+    return call
+
+
+if not FULL:  # most libraries would let a fault of ours pass
+    for made, name in ((MpiLink, "send"), (MpiLink, "poll"), (Office, "progress")):
+        setattr(made, name, watched(getattr(made, name)))
 
 
 def raised(call, error=mpiml.UsageError):
