@@ -57,6 +57,7 @@ class Driver:
     def __init__(self, rank: int, spin_us: int) -> None:
         self.rank = rank
         self.spin_us = spin_us
+        self.crowd = 1.0  # ranks of the host for each of its cores, if more than one
         self.link: Any = None
         self.home = 0
         self.closed = False
@@ -353,7 +354,7 @@ class Driver:
                     self.sleepers[self._driver] = sleeper
                 if deadline is not None and now >= deadline:
                     return
-                bell.wait(seen, 0, nap(now, now - quiet_since, busy, far, deadline))
+                bell.wait(seen, 0, nap(now, now - quiet_since, busy, far, deadline, self.crowd))
         except link.errors as error:
             # Anything else was thrown into this thread, by a signal handler say, or leaves with
             # the body that waits: it is not for the engine to end the program.
@@ -375,7 +376,7 @@ class Driver:
             quiet = 0
             while not self.closed and quiet < _QUIET_TICKS:
                 before = self._departures
-                time.sleep(_TICK)
+                time.sleep(_TICK * max(1.0, 0.4 * self.crowd))
                 if self._seat.locked():
                     quiet = quiet + 1 if self._departures == before else 0
                 elif self._departures == before and self._seat.acquire(False):

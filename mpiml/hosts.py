@@ -305,6 +305,11 @@ class Hosts:
         row = self.rows[self.host_of(rank)]
         return len(row.ranks) > row.cores
 
+    def crowd(self, rank: int) -> float:
+        """Return how many ranks of a rank's host there are for each of its cores, at least 1."""
+        row = self.rows[self.host_of(rank)]
+        return max(1.0, len(row.ranks) / row.cores)
+
     def devices(self, rank: int) -> tuple[tuple[int, int], ...]:
         """Return what GPUs a rank may use, as (owner, device number).
 

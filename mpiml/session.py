@@ -231,6 +231,7 @@ def _set_up(stack: ExitStack, job: Job, meeting: _Meeting, held: list[Runtime]) 
     rank, size = (0, 1) if comm is None else (comm.rank, comm.size)
     spin = 0 if hosts.oversubscribed(rank) else config.spin_us
     engine = Engine(rank, size, (config.window_messages, config.window_bytes), log, spin)
+    engine.crowd = hosts.crowd(rank)
     runtime = Runtime(
         meeting.name, meeting.vertices, meeting.ranks, engine, hosts, meeting.world,
         meeting.gpus, job.settings, meeting.party and meeting.party.receive,
@@ -294,6 +295,8 @@ def _give_up(runtime: Runtime, error: BaseException) -> None:
         for rank in range(engine.size):
             for note in (failed, left) if rank != engine.rank else ():
                 engine.transmit(rank, STOP, engine.rank, rank, body=note.pack())
+        for guest in engine.guests.nodes if engine.guests is not None else ():
+            guest.stop(True)
         engine.link.drain(1.0)
 
 

@@ -25,3 +25,14 @@ def test_transfers_and_deadlines_shorten_a_nap(silent, far):
 def test_where_bells_ring_a_nap_is_long_at_once():
     assert nap_us(0.0, 0.0, False, False, None) == 1000
     assert nap_us(0.0, 1.5, False, False, None) == 4000
+
+
+def test_ranks_that_are_many_for_a_core_look_more_seldom():
+    def one(crowd, silent=0.1, busy=False):
+        return nap_us(100.0, silent, busy, False, None, crowd)
+
+    assert one(1.0) == one(2.5) == 1000
+    assert one(64.0) == 25_600  # 64 looks of 40 us: a tenth of that
+    assert one(64.0, silent=2.0) == 4 * one(64.0)
+    assert one(64.0, busy=True) == 512
+    assert nap_us(100.0, 0.1, False, False, 100.001, 64.0) <= 1001
