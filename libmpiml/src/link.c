@@ -6,6 +6,7 @@
 #include "link.h"
 
 #include "errors.h"
+#include "flight.h"
 #include "mpi_error.h"
 #include "state.h"
 
@@ -17,23 +18,13 @@
 
 enum { TAG_FRAME = 1, TAG_DATA = 2, CHUNK = 1 << 29, AT_ONCE = 64 };
 
-typedef struct {
-  MPI_Request request;
-  mi_block *block; /* NULL: memory of the caller */
-} outgoing;
-
-typedef struct {
-  MPI_Request request;
-  mi_parcel *parcel;
-} incoming;
-
 static MPI_Comm comm = MPI_COMM_NULL;
 static MPI_Request slot = MPI_REQUEST_NULL;
 static unsigned char slot_bytes[MI_SLOT];
 static bool armed;
-static outgoing *sends;
-static incoming *receives;
-static int nsends, room_sends, nreceives, room_receives, borrowed;
+static mi_flight sends;    /* owners: their blocks; NULL for memory of the caller */
+static mi_flight receives; /* owners: their parcels */
+static int borrowed;
 static mi_parcel *unposted, **unposted_end = &unposted;
 
 int mi_mpi(const char *call, int error) {
@@ -70,12 +61,9 @@ int mi_link_close(void) {
   }
   armed = false;
   if (slot != MPI_REQUEST_NULL) MPI_Request_free(&slot);
-  if (nsends == 0 && nreceives == 0) {
-    free(sends);
-    free(receives);
-    sends = NULL;
-    receives = NULL;
-    room_sends = room_receives = 0;
+  if (mi_moving() == 0) {
+    mi_flight_free(&sends);
+    mi_flight_free(&receives);
     if (code == MPIML_OK) code = mi_mpi("MPI_Comm_free", MPI_Comm_free(&comm));
     mi_memory_clear();
   }
@@ -86,26 +74,14 @@ int mi_link_close(void) {
 
 int mi_borrowed(void) { return borrowed; }
 
-int mi_moving(void) { return nsends + nreceives; }
-
-static bool more_room(void **array, int *room, size_t size) {
-  int wanted = *room ? 2 * *room : 16;
-  void *larger = realloc(*array, size * (size_t)wanted);
-  if (!larger) return false;
-  *array = larger;
-  *room = wanted;
-  return true;
-}
+int mi_moving(void) { return sends.count + receives.count; }
 
 static int send_one(int rank, int tag, const void *data, size_t bytes, mi_block *block) {
-  if (nsends == room_sends && !more_room((void **)&sends, &room_sends, sizeof *sends))
-    return no_memory();
+  if (!mi_flight_reserve(&sends)) return no_memory();
   MPI_Request request;
   int code = mi_mpi("MPI_Isend", MPI_Isend(data, (int)bytes, MPI_BYTE, rank, tag, comm, &request));
-  int done = 0;
-  if (code == MPIML_OK) code = mi_mpi("MPI_Test", MPI_Test(&request, &done, MPI_STATUS_IGNORE));
-  if (code != MPIML_OK || done) return code;
-  sends[nsends++] = (outgoing){request, block ? mi_hold(block) : NULL};
+  if (code != MPIML_OK) return code;
+  mi_flight_add(&sends, request, block ? mi_hold(block) : NULL);
   borrowed += block == NULL;
   return MPIML_OK;
 }
@@ -133,16 +109,13 @@ int mi_send(int rank, const mi_frame *frame, const size_t *lengths, const void *
 }
 
 static int move_sends(void) {
-  for (int i = nsends - 1; i >= 0; --i) {
-    int done = 0;
-    int code = mi_mpi("MPI_Test", MPI_Test(&sends[i].request, &done, MPI_STATUS_IGNORE));
-    if (code != MPIML_OK) return code;
-    if (!done) continue;
-    borrowed -= sends[i].block == NULL;
-    mi_drop(sends[i].block);
-    sends[i] = sends[--nsends];
+  int ended;
+  int code = mi_mpi("MPI_Testsome", mi_flight_test(&sends, &ended));
+  for (int i = 0; i < ended; ++i) {
+    borrowed -= sends.finished[i] == NULL;
+    mi_drop(sends.finished[i]);
   }
-  return MPIML_OK;
+  return code;
 }
 
 /* -- receiving ------------------------------------------------------------------------- */
@@ -174,14 +147,12 @@ void mi_parcel_free(mi_parcel *parcel) {
 }
 
 static int receive_one(mi_parcel *parcel, char *memory, size_t bytes) {
-  if (nreceives == room_receives &&
-      !more_room((void **)&receives, &room_receives, sizeof *receives))
-    return no_memory();
+  if (!mi_flight_reserve(&receives)) return no_memory();
   MPI_Request request;
   int code = mi_mpi("MPI_Irecv", MPI_Irecv(memory, (int)bytes, MPI_BYTE, parcel->rank, TAG_DATA,
                                            comm, &request));
   if (code != MPIML_OK) return code;
-  receives[nreceives++] = (incoming){request, parcel};
+  mi_flight_add(&receives, request, parcel);
   ++parcel->open;
   return MPIML_OK;
 }
@@ -233,16 +204,13 @@ int mi_parcel_leave(mi_parcel *parcel, void (*finish)(mi_parcel *)) {
 }
 
 static int move_receives(void) {
-  for (int i = nreceives - 1; i >= 0; --i) {
-    int done = 0;
-    int code = mi_mpi("MPI_Test", MPI_Test(&receives[i].request, &done, MPI_STATUS_IGNORE));
-    if (code != MPIML_OK) return code;
-    if (!done) continue;
-    mi_parcel *parcel = receives[i].parcel;
-    receives[i] = receives[--nreceives];
-    if (--parcel->open == 0 && parcel->finish) parcel->finish(parcel);
+  int ended;
+  int code = mi_mpi("MPI_Testsome", mi_flight_test(&receives, &ended));
+  for (int i = 0; i < ended; ++i) {
+    mi_parcel *parcel = receives.finished[i];
+    if (--parcel->open == 0 && parcel->finish) parcel->finish(parcel); /* sends, asks for nothing */
   }
-  return MPIML_OK;
+  return code;
 }
 
 /* Takes in the frame in the slot. */
@@ -282,8 +250,8 @@ int mi_poll(void) {
     armed = again == MPIML_OK;
     if (code != MPIML_OK || again != MPIML_OK) return code != MPIML_OK ? code : again;
   }
-  int code = nreceives ? move_receives() : MPIML_OK;
-  if (code == MPIML_OK && nsends) code = move_sends();
+  int code = receives.count ? move_receives() : MPIML_OK;
+  if (code == MPIML_OK && sends.count) code = move_sends();
   return code;
 }
 
@@ -295,7 +263,7 @@ static void rest(unsigned turns) {
     sched_yield();
     return;
   }
-  struct timespec nap = {0, nreceives || nsends ? 20000 : 100000};
+  struct timespec nap = {0, mi_moving() ? 20000 : 100000};
   nanosleep(&nap, NULL);
 }
 
