@@ -9,13 +9,15 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-from mpiml import world
+from mpiml import world  # first: it settles that importing MPI initialises nothing
 from mpiml.errors import UsageError
 from mpiml.exchanges import broadcast
 from mpiml.external.codes import OK, attach_code
 from mpiml.external.crowd import Crowd
 from mpiml.external.manifest import check_topics, manifest
 from mpiml.external.reception import Reception
+
+from mpi4py import MPI  # isort: skip
 
 __all__ = ["Party", "meet"]
 
@@ -113,6 +115,8 @@ class Party:
         trace: TracebackType | None,
     ) -> None:
         self._unname()
+        if MPI.Is_finalized():  # by a body, which is an error that has been told
+            return
         if error is not None:
             pythons, there = self.crowd.pythons, getattr(error, "mpiml_rank", None)
             _locate(error, pythons[0], None if there is None else pythons[there])
