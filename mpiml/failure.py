@@ -154,7 +154,8 @@ class Failures:
         failed = None if note.benign else runtime.vertices[note.vertex].role_index
         for node in runtime.present:
             node.stop(node.spec.role_index == failed)
-            node.server.wake()
+            if node.server.wake():
+                runtime.parting.beside()
         runtime.idle.watch()
         if runtime.survey is not None:
             runtime.survey.stopping()

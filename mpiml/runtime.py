@@ -2,7 +2,6 @@
 
 import sys
 import threading
-import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
@@ -20,6 +19,7 @@ from mpiml.group import ClientGroup
 from mpiml.hosting import RETURNED, HostedNode, has_body
 from mpiml.idle import Idle
 from mpiml.nodes import ServiceNode, served_methods
+from mpiml.parting import Parting
 from mpiml.progress import Report
 from mpiml.references import Handle
 from mpiml.routing import Router, close_streams
@@ -30,7 +30,6 @@ from mpiml.topics.ends import ends_of
 from mpiml.topics.exchange import Topics
 from mpiml.topics.quiet import Quiet
 from mpiml.vertices import Vertices
-from mpiml.waits import Wait
 
 __all__ = ["Runtime", "Settings"]
 
@@ -84,7 +83,7 @@ class Runtime:
         bodies = sum(has_body(v.node) and not v.daemon for v in vertices)
         self.failures = Failures(self)
         self.ending = Ending(engine, bodies, self.failures.on_stop)
-        self._bodies_left = Wait("the bodies of this rank")
+        self.parting = Parting(self)
         held = [vertices[v] for v, rank in enumerate(ranks) if rank == engine.rank]
         self.nodes = [HostedNode(self, vertex) for vertex in held if not vertex.node.outside]
         self.present = [*self.nodes]  # and those that stand for ranks of other programs
@@ -231,7 +230,7 @@ class Runtime:
         if not node.spec.daemon:
             self.ending.body(-1)
         if all(n.returned for n in self.present):
-            self.engine.fulfil(self._bodies_left)
+            self.engine.fulfil(self.parting.bodies)
 
     def run(self, started: bool = False) -> None:
         """Run this rank's nodes until the program has ended. Collective.
@@ -277,7 +276,7 @@ class Runtime:
                 "runs until it is stopped: context().stop(), Ctrl-C, --max-time\n"
             )
         if all(n.returned for n in self.present):
-            self._bodies_left.ready = True
+            self.parting.bodies.ready = True
         for node in attached:
             node.thread = threading.get_ident()
         if len(self.nodes) == 1 and not attached and not extra:
@@ -323,17 +322,12 @@ class Runtime:
         def gave_up() -> bool:
             return ending.abandoned
 
-        while not self._bodies_left.ready and not gave_up():
-            self.engine.wait(self._bodies_left, time.monotonic() + 0.1, None)
+        self.parting.await_bodies()
         if self.survey is not None:
             self.survey.close()
         self.idle.close()
         self.quiet.close()
-        for node in self.nodes:
-            for end in node.at_end:
-                end()
-            if not node.body:  # no body takes or puts any more: methods must not wait for one
-                self.topics.leave(node.vertex, cut=True, late=True)
+        self.parting.tell()
         if ending.settle(comm, self._active, gave_up) is not None:
             self._call_back_all()
         streams = ending.settle(comm, self._active, gave_up) if not gave_up() else None

@@ -62,6 +62,7 @@ class Server:
         self.detached = 0  # async methods under way
         self._stopping = False
         self.ending = False  # the program's end has begun: see `wake`
+        self._main: _Ticket | None = None  # of the thread that serves for a while only
 
     # -- turns -----------------------------------------------------------------------------
 
@@ -162,6 +163,8 @@ class Server:
         scope = MethodScope(self)
         token = enter(scope)
         ticket = _Ticket(self.owner.title)
+        if until is not None:
+            self._main = ticket
         try:
             while True:
                 if task is not None:
@@ -199,6 +202,8 @@ class Server:
                     if task is None:
                         return
         finally:
+            if until is not None:
+                self._main = None
             leave(token)
 
     def _renew(self, scope: MethodScope) -> MethodScope:
@@ -231,15 +236,20 @@ class Server:
         for ticket in idle:
             self.engine.fulfil(ticket)
 
-    def wake(self) -> None:
-        """Make the thread that serves `until` look at it; incomplete batches run from now on."""
+    def wake(self) -> bool:
+        """Make the thread that serves `until` look at it; incomplete batches run from now on.
+
+        Returns whether that thread is in a call, and will look when this is done only.
+        """
         self.ending = True
         for wrapper in self.wrappers.values():
             wrapper.flush(self)
         with self.lock:
             idle, self._idle = self._idle, []
+            busy = self._main is not None and self._main not in idle
         for ticket in idle:
             self.engine.fulfil(ticket)
+        return busy
 
     def keep_turn(self) -> None:
         """Let a coroutine hold a turn beyond the thread that started it."""

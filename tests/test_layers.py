@@ -315,6 +315,7 @@ FLOORS = {
             "mpiml.failure",
             "mpiml.idle",
             "mpiml.membership",
+            "mpiml.parting",
             "mpiml.topics.quiet",
         ],
         ["mpiml.external.reception", "mpiml.teams"],
