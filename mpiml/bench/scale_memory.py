@@ -6,11 +6,14 @@ MARK = "held bytes:"
 
 
 def held() -> tuple[int, int]:
-    """Return this process's proportional and private bytes: Pss, and what no other maps."""
-    sizes = {"Pss:": 0, "Private_Clean:": 0, "Private_Dirty:": 0}
+    """Return this process's proportional bytes, and those that it alone has written.
+
+    Pages of files that no other process maps do not count: that depends on who else runs.
+    """
+    sizes = {"Pss:": 0, "Private_Dirty:": 0}
     with open("/proc/self/smaps_rollup") as lines:
         for line in lines:
             words = line.split()
             if words[0] in sizes:
                 sizes[words[0]] = int(words[1]) << 10
-    return sizes["Pss:"], sizes["Private_Clean:"] + sizes["Private_Dirty:"]
+    return sizes["Pss:"], sizes["Private_Dirty:"]
