@@ -79,7 +79,9 @@ ROWS = {
         *("memory_plain", "memory", "memory_max", "memory_private"),
         *("start_plain", "start_hello"),
     },
-    "poll": {f"{what}_{w}" for w in ("multiple", "funneled") for what in ("test", "poll", "small")},
+    "poll": {
+        f"{what}_{w}" for w in ("multiple", "funneled") for what in ("test", "poll", "small")
+    },
     "idle": {"raw", "service", "caller", "answer", "answer_max"},
     "external": set(),
     "scale": {
@@ -94,7 +96,7 @@ ROWS = {
 NOT_TWO = "two hosts: not measured"
 EXTERNAL = (
     *("raw_call", "call", "raw_echo", "echo", "call_small", "publish", "publish_over"),
-    *("publish_small", "raw_stream", "stream", "stream_share", "step"),
+    *("raw_publish", "publish_small", "raw_stream", "stream", "stream_share", "step"),
 )
 HOSTS = {
     "external": [(set(EXTERNAL), 4, "no compiler, or no sources")],
