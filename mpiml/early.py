@@ -19,6 +19,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from mpiml.forking import guard_fork
+
 __all__ = ["give_back", "listen", "take"]
 
 STATUS = 143
@@ -95,7 +97,7 @@ def listen() -> None:
     if _ear is not None or threading.current_thread() is not threading.main_thread():
         return
     _ear = _Ear()
-    os.register_at_fork(after_in_child=_forked)
+    guard_fork(_forked)
 
 
 def take(send: Callable[[int], None] | None = None) -> list[int]:

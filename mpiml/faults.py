@@ -17,8 +17,9 @@ from mpiml import early
 from mpiml.ancestors import Process, launcher_chain, look_up
 from mpiml.config import Config
 from mpiml.errors import Stopped
+from mpiml.forking import guard_fork
 
-__all__ = ["LauncherWatch", "Signals", "guard_fork", "install_excepthooks"]
+__all__ = ["LauncherWatch", "Signals", "install_excepthooks"]
 
 STOPS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
 
@@ -344,42 +345,3 @@ def install_excepthooks(
     finally:
         if threading.excepthook is hook:
             threading.excepthook = previous
-
-
-_in_child: list[Callable[[], None]] = []
-_registered = False
-
-
-def guard_fork(on_child: Callable[[], None]) -> Callable[[], None]:
-    """Run `on_child` in every child that this process forks, before anything else of ours.
-
-    Local: no MPI. Giving the same function again changes nothing. What it raises is dropped,
-    as Python does with all functions of ``os.register_at_fork``, which cannot be withdrawn.
-
-    Returns
-    -------
-    callable
-        Ends it.
-    """
-    global _registered
-    if not _registered:
-        os.register_at_fork(after_in_child=_after_fork)
-        _registered = True
-    if on_child not in _in_child:
-        _in_child.append(on_child)
-
-    def remove() -> None:
-        if on_child in _in_child:
-            _in_child.remove(on_child)
-
-    return remove
-
-
-def _after_fork() -> None:
-    for function in tuple(_in_child):
-        try:
-            function()
-        except Exception:
-            import traceback
-
-            traceback.print_exc()

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from mpiml.errors import UsageError
-from mpiml.faults import guard_fork
+from mpiml.forking import guard_fork
 from mpiml.scope import current_scope
 
 if TYPE_CHECKING:

@@ -17,8 +17,9 @@ from mpiml.control import FAILED, SIGNALLED, STUCK, TIME, Note
 from mpiml.cores import settle_cores, start_notes
 from mpiml.engine import Engine
 from mpiml.errors import UsageError
-from mpiml.faults import LauncherWatch, Signals, guard_fork, install_excepthooks
+from mpiml.faults import LauncherWatch, Signals, install_excepthooks
 from mpiml.finalizing import guarded
+from mpiml.forking import guard_fork
 from mpiml.hosting import HostedNode
 from mpiml.layout import lay_out, split_layers
 from mpiml.output import Output, check_folder

@@ -116,6 +116,37 @@ def test_a_forked_child_is_ended_by_sigterm_and_tells_its_parent_nothing():
     assert ended.stdout.split() == [str(int(signal.SIGTERM)), "[]"], str(ended)
 
 
+POOL = """
+import multiprocessing, time
+import mpiml
+
+def body():
+    fork = multiprocessing.get_context("fork")
+    codes = []
+    for _ in range(20):  # at once: before the child could have put anything in order
+        child = fork.Process(target=time.sleep, args=(60,), daemon=True)
+        child.start()
+        child.terminate()
+        child.join()
+        codes.append(child.exitcode)
+    with fork.Pool(2) as pool:  # whose end is a SIGTERM too
+        print(pool.map(abs, [-1, -2]), set(codes), mpiml.context().stopping, flush=True)
+
+def build():
+    program = mpiml.Program("pool")
+    program.add_node(mpiml.PyNode(body), label="node")
+    return program
+"""
+
+
+def test_the_workers_of_a_pool_end_by_sigterm_and_the_program_goes_on(tmp_path):
+    """Under mpiml.run both the early handlers and those of the program stand."""
+    file = tmp_path / "pool.py"
+    file.write_text(POOL)
+    ended = child(sys.executable, "-m", "mpiml.run", file, cwd=ROOT, timeout=60).check()
+    assert "[1, 2] {-15} False" in ended.stdout, str(ended)
+
+
 def test_mpiml_run_that_is_stopped_before_it_starts_mpiexec_starts_none(mpi_launcher, file):
     code = (
         "import os, signal, sys\nfrom mpiml import early\nearly.listen()\n"

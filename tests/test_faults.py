@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from mpiml import faults
+from mpiml import faults, forking
 from mpiml.ancestors import Process, launcher_chain, look_up
 from mpiml.config import Config
 from mpiml.errors import Stopped
-from mpiml.faults import LauncherWatch, Signals, guard_fork, install_excepthooks
+from mpiml.faults import LauncherWatch, Signals, install_excepthooks
+from mpiml.forking import guard_fork
 
 LIMIT = 20  # s; only a hang takes so long
 ROOT = Path(__file__).resolve().parents[1]
@@ -559,7 +560,7 @@ def test_a_hook_set_meanwhile_stays(monkeypatch):
 def test_guard_fork():
     status, out, err = run_child("""
         import os
-        from mpiml.faults import guard_fork
+        from mpiml.forking import guard_fork
         def poison():
             os.write(1, b"poisoned\\n")
         def fork(name):
@@ -583,7 +584,7 @@ def test_guard_fork():
 
 def test_guard_fork_returns_a_remover():
     remove = guard_fork(print)
-    assert print in faults._in_child
+    assert print in forking._in_child
     remove()
     remove()
-    assert print not in faults._in_child
+    assert print not in forking._in_child
