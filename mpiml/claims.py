@@ -67,6 +67,9 @@ def claimed(comm: Any) -> Iterator[None]:
             "mpiml.launch: MPI has been finalised in this process, got a communicator of it. "
             "Launch before MPI.Finalize()."
         )
+    from mpiml.world import check_caller
+
+    check_caller()
     if comm == MPI.COMM_NULL:
         raise UsageError(
             "mpiml.launch: expected a communicator that this rank is in, got COMM_NULL. Only "

@@ -2,10 +2,11 @@
 
 Layout of a record, little endian, `SIZE` bytes: version u8, state u8 (0 ready, 1 an error, 2 a
 usage error, 3 a rank of another program, called guest), attached u8 (the rank's code is itself a
-body), unused u8, exit status i32, role that is attached u32, digest 32 bytes, token 8 bytes, then
-the facts of the host (`mpiml.hosts.Facts`); version of mpiml 16 bytes, MPI library 40 bytes, label
-of a guest 44 bytes, each with a zero behind it. Version and size stand for ever: ranks with two
-versions of mpiml must be able to tell each other so.
+body), thread level of MPI u8 (as in `mpiml.threads`; a guest: 0), exit status i32, role that is
+attached u32, digest 32 bytes, token 8 bytes, then the facts of the host (`mpiml.hosts.Facts`);
+version of mpiml 16 bytes, MPI library 40 bytes, label of a guest 44 bytes, each with a zero behind
+it. Version and size stand for ever: ranks with two versions of mpiml must be able to tell each
+other so.
 """
 
 import os
@@ -19,6 +20,7 @@ from mpiml.digest import digest, first_difference
 from mpiml.errors import GraphMismatchError, RemoteError, UsageError
 from mpiml.hosts import FACTS_SIZE, Facts, local_facts
 from mpiml.payload import pack_error, unpack_error
+from mpiml.threads import MULTIPLE, noted
 
 __all__ = ["Record", "agree", "alone", "exchange"]
 
@@ -26,7 +28,7 @@ VERSION = 1
 SIZE = 512
 READY, FAULT, USAGE, GUEST = 0, 1, 2, 3
 _TAIL = struct.Struct("<16s40s44s")
-_HEAD = struct.Struct("<BBBxiI32s8s")
+_HEAD = struct.Struct("<BBBBiI32s8s")
 _ERROR = struct.Struct("<BI")  # encoding, bytes of the traceback
 _MOST = 1 << 20  # bytes of an error, and of its traceback, that are sent to all ranks
 _BETWEEN, _INSIDE = "\x1e", "\x1f"
@@ -51,6 +53,8 @@ class Record(NamedTuple):
         Of mpiml and of MPI.
     guest
         Label of a rank of another program; None of a rank that runs Python.
+    level
+        Thread level of MPI.
     """
 
     state: int
@@ -62,13 +66,14 @@ class Record(NamedTuple):
     version: str = ""
     library: str = ""
     guest: str | None = None
+    level: int = MULTIPLE
 
     def pack(self) -> bytes:
         """Return the bytes."""
         role = 0 if self.attached is None else self.attached
         head = _HEAD.pack(
-            VERSION, self.state, self.attached is not None, self.status, role, self.digest,
-            self.token,
+            VERSION, self.state, self.attached is not None, self.level, self.status, role,
+            self.digest, self.token,
         )  # fmt: skip
         texts = (self.version[:15], self.library[:39], (self.guest or "")[:43])
         tail = _TAIL.pack(*[text.encode(errors="replace") for text in texts])
@@ -85,7 +90,7 @@ class Record(NamedTuple):
                 f"mpiml: expected handshake version {VERSION} on all ranks, got {data[0]} from "
                 f"rank {rank}. Install the same mpiml everywhere."
             )
-        _, state, attached, status, role, digest_, token = _HEAD.unpack_from(data)
+        _, state, attached, level, status, role, digest_, token = _HEAD.unpack_from(data)
         raw = bytes(data[_HEAD.size : _HEAD.size + FACTS_SIZE])
         facts = seen.get(raw)
         if facts is None:
@@ -97,7 +102,7 @@ class Record(NamedTuple):
             texts = seen[tail] = [_text(field) for field in _TAIL.unpack(tail)]
         guest = texts[2] if state == GUEST else None
         role_ = role if attached else None
-        return cls(state, status, role_, same, facts, token, texts[0], texts[1], guest)
+        return cls(state, status, role_, same, facts, token, texts[0], texts[1], guest, level)
 
 
 def alone(attached: int | None) -> Record:
@@ -144,7 +149,7 @@ def exchange(
         with its text as ``__cause__``; its attribute ``mpiml_rank`` says whose it is.
     """
     own = alone(attached)._replace(
-        digest=digest(lines), library=_world().library(), version=_version()
+        digest=digest(lines), library=_world().library(), version=_version(), level=noted()
     )
     if error is not None:
         usage = isinstance(error, UsageError)

@@ -9,8 +9,9 @@ from mpiml.hosts import Facts, Hosts
 from mpiml.program import Program
 from mpiml.roles.placement import Ask, Plan, place
 from mpiml.settings import FILL
+from mpiml.threads import MULTIPLE, name
 
-__all__ = ["lay_out", "split_layers"]
+__all__ = ["check_levels", "lay_out", "split_layers"]
 
 
 def lay_out(
@@ -176,3 +177,46 @@ def split_layers(
             key = next(place for place, rank in enumerate(held) if rank == me)
             splits.append((mine, mine, key, len(held) < replicas[mine]))
     return splits
+
+
+def check_levels(
+    vertices: Sequence[Any], ranks: Sequence[int], levels: Sequence[int], hosts: Hosts
+) -> None:
+    """Refuse a role whose ranks run MPI with full thread support here and without it there.
+
+    Local, the same on every rank. Where one thread calls MPI, a role agrees where it stops and
+    makes its collectives in another way.
+
+    Parameters
+    ----------
+    vertices, ranks
+        The nodes, and the rank of each.
+    levels
+        Thread level of each rank, as in `mpiml.threads`.
+    hosts
+        Where ranks are.
+
+    Raises
+    ------
+    UsageError
+        The first such role.
+    """
+    full = [level == MULTIPLE for level in levels]
+    if all(full) or not any(full):
+        return
+    first: dict[int, int] = {}  # by role, the first of its ranks
+    for vertex in vertices:
+        if vertex.node.outside:
+            continue
+        rank = ranks[vertex.id]
+        one = first.setdefault(vertex.role_index, rank)
+        if full[rank] != full[one]:
+            said = " and ".join(
+                f"{name(levels[r])} on rank {r} ({hosts.name_of(r)})"
+                for r in sorted((one, rank))
+            )
+            raise UsageError(
+                f"role {vertex.role!r}: expected MPI_THREAD_MULTIPLE on all its ranks or on none, "
+                f"got {said}. Ask for the same level in each program that calls MPI_Init_thread, "
+                "as by MPI4PY_RC_THREAD_LEVEL, or place the role on ranks of one level."
+            )

@@ -54,7 +54,7 @@ class Parting:
             for node in runtime.nodes:
                 for end in node.at_end:
                     end()
-                if not node.body:  # no body takes or puts any more: methods must not wait for one
+                if not node.body:  # methods must not wait for bodies that take or put no more
                     runtime.topics.leave(node.vertex, cut=True, late=True)
 
     def beside(self) -> None:

@@ -21,7 +21,7 @@ from mpiml.faults import LauncherWatch, Signals, install_excepthooks
 from mpiml.finalizing import guarded
 from mpiml.forking import guard_fork
 from mpiml.hosting import HostedNode
-from mpiml.layout import lay_out, split_layers
+from mpiml.layout import check_levels, lay_out, split_layers
 from mpiml.output import Output, check_folder
 from mpiml.payload import pack_error
 from mpiml.program import Program
@@ -201,6 +201,7 @@ def _meet(stack: ExitStack, job: Job) -> _Meeting:
     meeting = _Meeting(program.name, vertices, ranks, plan.gpus, plan.notes, hosts, config)
     if comm is None:
         return meeting
+    check_levels(vertices, ranks, [record.level for record in records], hosts)
     if party is not None:
         party.check(vertices)
     from mpiml.linking import bell_path, share

@@ -23,11 +23,13 @@ __all__ = [
     "SERIALIZED",
     "SINGLE",
     "check",
+    "check_main",
     "come_home",
     "funneled",
     "leave_home",
     "name",
     "need_multiple",
+    "noted",
     "refuse_await",
     "refuse_sleep",
     "settle",
@@ -69,6 +71,7 @@ def settle(level: int, main: bool, library: str) -> None:
         If no thread of mpiml may exist beside the user's, or this one may not call MPI.
     """
     global _level
+    check_main(level, main)
     if level < FUNNELED:
         raise UsageError(
             f"mpiml: expected MPI_THREAD_FUNNELED or more, got {name(level)} from {library}, under "
@@ -77,15 +80,34 @@ def settle(level: int, main: bool, library: str) -> None:
             "the most there is, before the package that calls MPI_Init."
         )
     _level = level
-    if level == FUNNELED:
-        if not main:
-            raise UsageError(
-                f"mpiml: expected to be called on the thread that has initialised MPI, got "
-                f"thread {threading.current_thread().name!r}: under MPI_THREAD_FUNNELED no "
-                f"other may call MPI. Call it there. {_CURE}"
-            )
-        if not HOME:
-            HOME.append(threading.get_ident())
+    if level == FUNNELED and not HOME:
+        HOME.append(threading.get_ident())
+
+
+def check_main(level: int, main: bool) -> None:
+    """Refuse a thread on which MPI must not be called, not even to tell others so.
+
+    Parameters
+    ----------
+    level, main
+        As of `settle`.
+
+    Raises
+    ------
+    UsageError
+        MPI runs with less than ``SERIALIZED``, and another thread has initialised it.
+    """
+    if level < SERIALIZED and not main:
+        raise UsageError(
+            f"mpiml: expected to be called on the thread that has initialised MPI, got "
+            f"thread {threading.current_thread().name!r}: under {name(level)} no "
+            f"other may call MPI. Call it there. {_CURE}"
+        )
+
+
+def noted() -> int:
+    """Return the level at which MPI runs, as it was noted."""
+    return _level
 
 
 def funneled() -> bool:

@@ -29,6 +29,7 @@ from mpiml.errors import UsageError  # noqa: E402
 __all__ = [
     "World",
     "attached",
+    "check_caller",
     "check_threads",
     "described",
     "finish",
@@ -100,6 +101,17 @@ def check_threads() -> None:
             "mpiml: MPI has been finalised in this process; use mpiml before MPI.Finalize()"
         )
     threads.settle(_level(), MPI.Is_thread_main(), library())
+
+
+def check_caller() -> None:
+    """Refuse a thread that may not call MPI, before it does so. Local.
+
+    Raises
+    ------
+    UsageError
+        MPI runs with less than ``MPI_THREAD_SERIALIZED``, and was initialised by another.
+    """
+    threads.check_main(_level(), MPI.Is_thread_main())
 
 
 def _level() -> int:

@@ -78,7 +78,7 @@ def changed(index, text):
 
 
 def test_a_record_survives_its_bytes():
-    record = alone(3)._replace(state=2, status=-7, digest=bytes(range(32)))
+    record = alone(3)._replace(state=2, status=-7, digest=bytes(range(32)), level=1)
     data = record.pack()
     assert len(data) == SIZE
     assert Record.unpack(data) == record
@@ -88,7 +88,7 @@ def test_a_record_survives_its_bytes():
 
 def test_the_layout_is_fixed():
     data = alone(5)._replace(state=1, status=3, digest=b"d" * 32, token=b"t" * 8).pack()
-    assert data[:4] == b"\x01\x01\x01\x00"  # version, state, attached
+    assert data[:4] == b"\x01\x01\x01\x03"  # version, state, attached, thread level
     assert data[4:12] == b"\x03\0\0\0\x05\0\0\0"
     assert data[12:52] == b"d" * 32 + b"t" * 8
 

@@ -1,12 +1,15 @@
 """Where nodes go around ranks that attach, and the splits that make role communicators."""
 
+from contextlib import nullcontext
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import mpiml
-from mpiml.hosts import Facts
-from mpiml.layout import lay_out, split_layers
+from mpiml.hosts import Facts, Hosts
+from mpiml.layout import check_levels, lay_out, split_layers
+from mpiml.threads import FUNNELED, MULTIPLE, SERIALIZED
 
 FACTS = Facts("host", frozenset(range(4)))
 
@@ -113,3 +116,28 @@ def test_a_folded_role_takes_no_split_of_its_own_where_its_ranks_are_free():
     vertices = program(a=1, b=4).expand((1, 4))
     assert split_layers(vertices, [0, 1, 1, 2, 2], 2) == [(1, 1, 1, True)]
     assert split_layers(vertices, [0, 1, 1, 1, 1], 1) == [(-1, -1, 0, False)]
+
+
+@pytest.mark.parametrize(
+    ("levels", "bad"),
+    [
+        ([MULTIPLE] * 3, None),
+        ([FUNNELED, SERIALIZED, FUNNELED], None),
+        ([FUNNELED, MULTIPLE, MULTIPLE], None),  # another role
+        (
+            [MULTIPLE, MULTIPLE, SERIALIZED],
+            r"MULTIPLE on rank 1 \(host0\) and MPI_THREAD_SERIAL",
+        ),
+        (
+            [MULTIPLE, FUNNELED, MULTIPLE],
+            r"FUNNELED on rank 1 \(host0\) and MPI_THREAD_MULTIPLE",
+        ),
+    ],
+)
+def test_the_ranks_of_a_role_have_full_thread_support_or_none_has(levels, bad):
+    vertices = program(s=1, w=2).expand((1, 2))
+    refused = (
+        pytest.raises(mpiml.UsageError, match=f"^role 'w': .*{bad}") if bad else nullcontext()
+    )
+    with refused:
+        check_levels(vertices, [0, 1, 2], levels, Hosts.of_sizes([3]))

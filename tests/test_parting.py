@@ -65,5 +65,7 @@ def test_the_program_ends_while_the_main_thread_waits_in_a_method(mode, how):
         mpiml.ServiceNode(Waiting, full.publisher(), never.subscriber()), label="waiting"
     )
     program.add_node(mpiml.PyNode(body, waiting), label="body")
-    program.add_node(mpiml.ServiceNode(Idle, full.subscriber(), never.publisher()), label="idle")
+    program.add_node(
+        mpiml.ServiceNode(Idle, full.subscriber(), never.publisher()), label="idle"
+    )
     launched(mode, program)

@@ -433,10 +433,21 @@ def elsewhere():
     """Under FUNNELED a thread other than MPI's own may not launch."""
     box = []
     call = lambda: solve(COMM, lambda me, echo: None)  # noqa: E731
-    thread = threading.Thread(target=lambda: box.append(raised(call)))
-    thread.start()
-    thread.join()
-    assert "expected to be called on the thread that has initialised MPI" in box[0]
+    if RANK == 1:  # the others are not told: that would be a call of MPI
+        thread = threading.Thread(target=lambda: box.append(raised(call)))
+        thread.start()
+        thread.join()
+        assert "expected to be called on the thread that has initialised MPI" in box[0]
+    solve(COMM, lambda me, echo: echo.say(1))
+
+
+def mixed():
+    """Roles may run at different levels, the ranks of one may not: rank 0 has less here."""
+    assert solve(COMM, lambda me, echo: echo.say(RANK)) in (RANK, None) or RANK == 0
+    text = raised(lambda: solve(COMM, lambda me, echo: None, SIZE - 1))
+    assert "role 'solver': expected MPI_THREAD_MULTIPLE on all its ranks or on none" in text
+    assert "MPI_THREAD_FUNNELED on rank 0 (" in text
+    assert "MPI_THREAD_MULTIPLE on rank 1 (" in text
     solve(COMM, lambda me, echo: echo.say(1))
 
 

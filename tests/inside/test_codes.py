@@ -1,10 +1,11 @@
 """Programs inside an MPI code, at each thread level; what the code does stands in `code.py`."""
 
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.mpi import environment, mpiexec
+from tests.mpi import child, environment, launcher, mpiexec
 
 CODE = str(Path(__file__).with_name("code.py"))
 RANKS = 3
@@ -48,6 +49,14 @@ def test_one_thread_is_too_few():
 
 def test_under_funneled_only_the_thread_that_initialised_mpi_may_launch():
     run("funneled", "elsewhere")
+
+
+def test_the_ranks_of_a_role_need_one_level_and_roles_do_not():
+    parts = ["-n", 1, sys.executable, CODE, "funneled", "mixed"]
+    others = ["-n", RANKS - 1, sys.executable, CODE, "multiple", "mixed"]
+    ended = child(launcher(), *parts, ":", *others, env=environment(), timeout=60).check()
+    assert ended.stdout.count("mixed ok on") == RANKS, ended
+    assert not ended.leftovers
 
 
 LESS = """
