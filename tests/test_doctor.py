@@ -26,6 +26,7 @@ from mpiml.doctor.report import render
 from mpiml.errors import UsageError
 from mpiml.hosts import Facts
 from mpiml.mpiexec import Launcher, Mpi
+from tests.mpi import child, environment, launcher
 
 LAUNCHER = Launcher(Path("/x/mpiexec"), Mpi("openmpi", (5, 0, 11)))
 LIBRARY = {"ok": True, "library": "Open MPI v5", "mpi": [3, 1], "ranks": 2, "cores": [8, 8]}
@@ -70,6 +71,33 @@ def test_every_step_has_a_cure_and_every_failure_shows_it():
     assert states(checks)["threads"] == "fail"
     assert states(checks)["windows"] == "warn"
     assert states(checks)["lost ranks"] == "note"
+
+
+@pytest.mark.parametrize("level", ["FUNNELED", "SERIALIZED", "MULTIPLE"])
+def test_less_than_full_thread_support_is_no_failure(level):
+    (check,) = findings({"threads": {"ok": True, "level": level}}, LAUNCHER, 8)
+    assert check.state == ("ok" if level == "MULTIPLE" else "warn")
+    assert level in check.found
+    assert ("docs/inside.md" in check.cure) is (check.state == "warn")
+
+
+@pytest.mark.parametrize(
+    ("levels", "said"),
+    [(("funneled", "multiple"), "FUNNELED"), (("single", "single"), "thread level SINGLE")],
+)
+def test_the_lower_thread_level_of_two_ranks_counts(mpi_launcher, levels, said):
+    start = "import sys, mpi4py; mpi4py.rc.thread_level = sys.argv[1]\n"
+    start += "from mpiml.doctor.probe import main; main(['threads'])"
+    one, other = (["-n", 1, sys.executable, "-c", start, level] for level in levels)
+    found = read_probe(
+        ["threads"],
+        lambda _: Outcome(
+            0, child(launcher(), *one, ":", *other, env=environment()).stdout, ""
+        ),
+    )
+    step = found["threads"]
+    assert step["ok"] is (levels[0] != "single"), step
+    assert said in step["error" if levels[0] == "single" else "level"]
 
 
 def test_two_singletons_are_not_two_ranks():

@@ -31,14 +31,19 @@ def _library(comm: "MPI.Intracomm") -> dict[str, Any]:
 
 
 def _threads(comm: "MPI.Intracomm") -> dict[str, Any]:
-    """Let two threads a rank talk at once, each on its own communicator. Collective."""
+    """Let two threads a rank talk at once, each on its own communicator, if they may. Collective.
+
+    The level is the lower one of the two ranks.
+    """
     from mpi4py import MPI
 
-    level = MPI.Query_thread()
+    level = comm.allreduce(MPI.Query_thread(), MPI.MIN)
     names = ["SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE"]
     name = names[[getattr(MPI, f"THREAD_{n}") for n in names].index(level)]
-    if level < MPI.THREAD_MULTIPLE:
+    if level < MPI.THREAD_FUNNELED:
         raise RuntimeError(f"thread level {name}")
+    if level < MPI.THREAD_MULTIPLE:
+        return {"level": name}
     comms = [comm.Dup(), comm.Dup()]
     other = 1 - comm.rank
     right: list[bool] = []

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mpiml.doctor.check import Check
 from mpiml.doctor.copying import CURE, allow_reading, read_of
 from mpiml.doctor.probe import STEPS
-from mpiml.doctor.ranks import CURES, describe
+from mpiml.doctor.ranks import CURES, worked
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -139,7 +139,7 @@ def between(name: str) -> Callable[["MPI.Intracomm", Place], Check | None]:
         if mine != MPI.COMM_NULL:
             mine.Set_errhandler(MPI.ERRORS_RETURN)
             try:
-                check = Check(title, "ok", describe(name, STEPS[name](mine)))
+                check = worked(name, STEPS[name](mine))
             except Exception as error:  # whatever it is, it is the finding
                 text = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(": ")
                 check = Check(
