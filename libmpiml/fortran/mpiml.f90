@@ -4,7 +4,11 @@
 !>     use mpiml
 !>     call mpi_init()
 !>     call mpiml_attach(mpi_comm_world%mpi_val, "solver", own%mpi_val, code)
-!>     if (code /= MPIML_OK) error stop mpiml_error()
+!>     if (code /= MPIML_OK) then                  ! then on no rank
+!>       write (error_unit, "(a)") mpiml_error()
+!>       call mpi_finalize()
+!>       stop 1
+!>     end if
 !>     do while (.not. stopping)
 !>       ...                                       ! one time step
 !>       call mpiml_publish("fields", u(1:n, 1:m), code)

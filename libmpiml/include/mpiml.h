@@ -5,8 +5,9 @@
  *     MPI_Init(&argc, &argv);
  *     MPI_Comm solver;                                 // use it where you used MPI_COMM_WORLD
  *     if (mpiml_attach(MPI_COMM_WORLD, "solver", &solver) != MPIML_OK) {
- *       fprintf(stderr, "%s\n", mpiml_error());
- *       MPI_Abort(MPI_COMM_WORLD, 1);
+ *       fprintf(stderr, "%s\n", mpiml_error());       // attached is no rank, or each
+ *       MPI_Finalize();
+ *       return 1;
  *     }
  *     int64_t shape[2] = {rows, columns};
  *     mpiml_array u = mpiml_array_c(field, MPIML_FLOAT64, 2, shape);

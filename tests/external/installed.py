@@ -18,7 +18,7 @@ import pytest
 from tests.external.building import CACHE, compiler
 from tests.mpi import ROOT
 
-__all__ = ["example", "flags", "installed", "link", "run", "tool"]
+__all__ = ["example", "flags", "installed", "link", "run", "tool", "wrapper"]
 
 
 def tool(name):

@@ -25,6 +25,9 @@ contains
 end module
 
 subroutine body(world) bind(C)
+#ifdef MPI_F08
+  use mpi_f08, only: mpi_comm, mpi_comm_size, mpi_comm_world
+#endif
   use kinds
   use, intrinsic :: iso_c_binding, only: c_int
   implicit none
@@ -42,14 +45,28 @@ subroutine body(world) bind(C)
   logical(c_bool), target :: f(2), e(2)
   logical, target :: default(2)
   integer(int64) :: version
-  integer :: own, code, i1, i2, i3, i4
+  integer :: code, i1, i2, i3, i4
   logical :: stopping
+#ifdef MPI_F08
+  type(mpi_comm) :: solver
+  integer :: ranks
+#else
+  integer :: own
+#endif
 
   call need(mpiml_version() == "0.1.0", "version")
   call mpiml_publish("up", s, code)
   call need(code == MPIML_ERR_NOT_ATTACHED .and. len(mpiml_error()) > 0, "before attach")
+#ifdef MPI_F08
+  call need(mpi_comm_world%mpi_val == int(world), "the world")
+  call mpiml_attach(mpi_comm_world%mpi_val, "solver", solver%mpi_val, code)
+  call need(code == MPIML_OK, "attach")
+  call mpi_comm_size(solver, ranks)
+  call need(ranks == 1, "the solver's own communicator")
+#else
   call mpiml_attach(int(world), "solver ", own, code)
   call need(code == MPIML_OK, "attach")
+#endif
 
   ! the element [i1, i2, ...] is i1 + 10*i2 + 100*i3 + 1000*i4, from 1 as here
   u = reshape([((real(i1 + 10 * i2, real64), i1 = 1, 6), i2 = 1, 4)], [6, 4])
@@ -104,6 +121,26 @@ subroutine body(world) bind(C)
   call need(all(abs(answer(:, ::2) - (big + 1)) < 1e-15), "much, into a section")
   call send(14, mpiml_array(u(2, :)), mpiml_array(wide(5, 1:8:2)))
   call need(all(abs(wide(5, 1:8:2) - (u(2, :) + 1)) < 1e-15), "a row")
+
+  version = -1
+  call mpiml_pull("params", "w", v, version, code)
+  call need(code == MPIML_OK .and. version == 0, "pull")
+  call need(all(abs(v - u) < 1e-15), "what was pulled")
+  wide = 0
+  wide(12:1:-2, 1:8:2) = u
+  call mpiml_push("params", "w", wide(12:1:-2, 1:8:2), version, code)
+  call need(code == MPIML_OK, "push of a section")
+  wide = 7
+  call mpiml_pull("params", "w ", wide(1:12:2, 2:8:2), version, code)
+  call need(code == MPIML_OK .and. version == 1, "pull into a section")
+  call need(all(abs(wide(1:12:2, 2:8:2) - u / 2) < 1e-15), "the step that was pushed")
+  call need(all(abs(wide(2:12:2, :) - 7) < 1e-15), "what is beside that section")
+  call mpiml_pull("params", "b", v(:5, 1), version, code)
+  call need(code == MPIML_ERR_DTYPE, "pull of another type")
+  call mpiml_push("params", "b", q(:4), version, code)
+  call need(code == MPIML_ERR_REMOTE .and. len(mpiml_error()) > 0, "push of another shape")
+  call mpiml_pull("params", "c", q, version, code)
+  call need(code == MPIML_ERR_REMOTE .and. index(mpiml_error(), "c") > 0, "pull of nothing")
 
   call mpiml_publish("up", u(1:6:2, 2:4), code)
   call need(code == MPIML_OK, "publish")

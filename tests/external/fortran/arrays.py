@@ -67,8 +67,11 @@ def build():
     up, down = program.topic("up", mpiml.Keep(2)), program.topic("down")
     checker = program.add_node(mpiml.ServiceNode(Checker), label="checker")
     program.add_node(mpiml.PyNode(talk, up.subscriber(), down.publisher()), label="talker")
+    tree = {"w": counted("float64", (6, 4)), "b": np.zeros(5, "float32")}
+    server = mpiml.ParameterServerNode(tree, mpiml.optim.SGD(0.5), "async")
+    calls = [checker, program.add_node(server, label="params")]
     solver = mpiml.ExternalNode(
-        publishes={up: mpiml.Array("float64", (None, None))}, subscribes=down, calls=checker
+        publishes={up: mpiml.Array("float64", (None, None))}, subscribes=down, calls=calls
     )
     program.add_node(solver, label="solver")
     return program
