@@ -118,8 +118,13 @@ def check_settings(
         served_methods(service.cls, settings.allow, where)
 
 
-def check_count(roles: Sequence[Role], group: str | None, count: int, where: str) -> None:
+def check_count(
+    roles: Sequence[Role], group: str | None, count: int, where: str, outside: bool = False
+) -> None:
     """Check that one role at most fills the ranks left over, alone under its label.
+
+    Ranks of other programs are as many as attach, and fill nothing: `outside` says so of the new
+    role.
 
     Raises
     ------
@@ -133,7 +138,8 @@ def check_count(roles: Sequence[Role], group: str | None, count: int, where: str
                 f"{where}: replicas=FILL among other nodes of a group. Give the nodes that "
                 "fill the ranks a label of their own."
             )
-        if count == role.replicas == FILL:
+        theirs = outside or any(member.node.outside for member in role.members)
+        if count == role.replicas == FILL and not theirs:
             raise UsageError(
                 f"{where}: replicas=FILL, but {role.label!r} takes the ranks left over "
                 "already. Give one of them a number."

@@ -76,7 +76,7 @@ class Record(NamedTuple):
             self.digest, self.token,
         )  # fmt: skip
         texts = (self.version[:15], self.library[:39], (self.guest or "")[:43])
-        tail = _TAIL.pack(*[text.encode(errors="replace") for text in texts])
+        tail = _TAIL.pack(*[text.encode(errors="surrogateescape") for text in texts])
         return head + self.facts.pack() + tail
 
     @classmethod
@@ -235,7 +235,7 @@ def _version() -> str:
 
 
 def _text(field: bytes) -> str:
-    return field.partition(b"\0")[0].decode(errors="replace")
+    return field.partition(b"\0")[0].decode(errors="surrogateescape")  # two stay two
 
 
 def _pair(line: str) -> tuple[str, str]:

@@ -256,7 +256,8 @@ class Program:
         if own is not None:
             count = replicas = own
         checks.check_settings([leaf for _, leaf in nodes], settings, durable, where)
-        checks.check_count(self.roles, self._group, count, where)
+        outside = all(leaf.outside for _, leaf in nodes)
+        checks.check_count(self.roles, self._group, count, where, outside)
         if self._group is None:
             for name in (label, *(name for name, _ in nodes)):
                 self._check_free(name, where)

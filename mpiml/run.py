@@ -164,6 +164,7 @@ def _dry_run(options: Options, where: Config) -> int:
             len(unit.roles),
         )
         for unit in program.units
+        if not any(m.node.outside for i in unit.roles for m in program.roles[i].members)
     ]
     hosts = Hosts([local_facts()] * ranks)
     plan = place(asks, hosts, threads=options.threads)

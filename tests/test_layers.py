@@ -320,7 +320,7 @@ FLOORS = {
         ],
         ["mpiml.external.reception", "mpiml.teams"],
         ["mpiml.external.party", "mpiml.runtime"],
-        ["mpiml.external"],
+        ["mpiml.external", "mpiml.refusal"],
         [
             "mpiml.claims",
             "mpiml.finalizing",
@@ -335,6 +335,7 @@ FLOORS = {
     ],
     "services": [
         [
+            "mpiml.roles.parameter_server.by_path",
             "mpiml.roles.parameter_server.posting",
             "mpiml.roles.parameter_server.specs",
             "mpiml.roles.parameter_server.tree",

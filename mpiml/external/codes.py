@@ -11,13 +11,17 @@ from mpiml.errors import (
     UsageError,
 )
 
-__all__ = ["ENC_CODE", "ArraysError", "attach_code", "call_code", "pack_code", "unpack_code"]
+__all__ = [
+    "ENC_CODE", "TEXT", "ArraysError", "attach_code", "call_code", "pack_code", "shortened",
+    "unpack_code",
+]  # fmt: skip
 
 ENC_CODE: Final = 5  #: how an error is encoded on its way to such a rank
 OK, STOPPED, USAGE, NOT_ATTACHED, LEFT, VERSION, MPI_LIBRARY, ATTACH, TOPIC, SERVICE = range(10)
 METHOD, DTYPE, SHAPE, REMOTE, FAILED, TIMEOUT, MPI, MEMORY = range(10, 18)
 _HEAD = struct.Struct("<iI")
-_MOST = 30_000  # bytes of a text, so that a frame holds it
+#: bytes of a text for a guest: a frame holds it, and `mpiml_error` with a few words before it
+TEXT: Final = 7000
 _REFUSED = ((PlacementError, ATTACH), (GraphMismatchError, FAILED), (UsageError, ATTACH))
 
 
@@ -46,9 +50,21 @@ def call_code(error: BaseException) -> int:
     return REMOTE
 
 
+def shortened(text: str) -> str:
+    """Return a text of at most `TEXT` bytes of UTF-8, without its middle where it is longer.
+
+    The reason of a failure is its last line; where it was, and whose call, its first.
+    """
+    data = text.encode("utf-8", "backslashreplace")
+    if len(data) > TEXT:
+        head, gap = TEXT // 4, b"\n...\n"
+        data = data[:head] + gap + data[head + len(gap) - TEXT :]
+    return data.decode("utf-8", "ignore")  # where a character was cut
+
+
 def pack_code(code: int, text: str) -> bytes:
     """Return the body of a frame that tells of an error."""
-    data = text.encode("utf-8", "backslashreplace")[:_MOST]
+    data = shortened(text).encode()
     return _HEAD.pack(code, len(data)) + data
 
 

@@ -1,7 +1,7 @@
 """Who attaches to a program from outside, and where that puts the nodes they are: pure."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from mpiml.errors import PlacementError, UsageError
 from mpiml.program import Program
@@ -11,34 +11,38 @@ from mpiml.settings import FILL, Placement
 __all__ = ["Crowd", "keepers", "ranges", "widened"]
 
 
-class Crowd(NamedTuple):
+class Crowd:
     """The ranks of a communicator, those that run Python and the others, called guests.
 
-    Attributes
+    Parameters
     ----------
-    labels : tuple of str
+    labels : sequence of str
         Of each guest.
-    guests : tuple of int
+    guests : sequence of int
         The rank of each guest in the communicator.
-    pythons : tuple of int
+    pythons : sequence of int
         The ranks of the others.
     """
 
-    labels: tuple[str, ...]
-    guests: tuple[int, ...]
-    pythons: tuple[int, ...]
+    def __init__(
+        self, labels: Sequence[str], guests: Sequence[int], pythons: Sequence[int]
+    ) -> None:
+        self.guests = guests
+        self.pythons = pythons
+        #: by label its guests, in the order of their nodes
+        self.by_label: dict[str, list[int]] = {}
+        for guest, label in enumerate(labels):
+            self.by_label.setdefault(label, []).append(guest)
 
     def keeper(self, guest: int) -> int:
         """Return the number of the Python rank that speaks to a guest for the program."""
         return guest * len(self.pythons) // len(self.guests)
 
-    def colour(self, guest: int) -> int:
-        """Return what the guest gives to the split that makes communicators of labels."""
-        return 1 + list(dict.fromkeys(self.labels)).index(self.labels[guest])
-
-    def of_label(self, label: str) -> list[int]:
-        """Return the guests of a label, in the order of their nodes."""
-        return [guest for guest, other in enumerate(self.labels) if other == label]
+    @property
+    def told(self) -> str:
+        """How many ranks attach with which label, for messages."""
+        found = [f"{len(some)} as {label!r}" for label, some in self.by_label.items()]
+        return ", ".join(found[:8]) + (", ..." if len(found) > 8 else "")
 
 
 def keepers(program: Program, crowd: Crowd | None) -> dict[int, tuple[int, ...]]:
@@ -64,18 +68,19 @@ def keepers(program: Program, crowd: Crowd | None) -> dict[int, tuple[int, ...]]
                 f"{where}: an ExternalNode stands alone under its label, and where its ranks were "
                 "started: expected no placement=, no Colocation and no group"
             )
-        guests = () if crowd is None else tuple(crowd.of_label(unit.label))
+        guests = [] if crowd is None else crowd.by_label.get(unit.label, [])
         if not guests or unit.replicas not in (FILL, len(guests)):
+            others = "" if crowd is None else f" (there attach {crowd.told})"
             wanted = "ranks" if unit.replicas == FILL else f"{unit.replicas} ranks"
             raise PlacementError(
                 f"{where}: expected {wanted} that call mpiml_attach with this label, got "
-                f"{len(guests)}. Start both programs together: mpirun -n 4 ./solver : -n 2 python "
+                f"{len(guests)}{others}. Start both programs together: mpirun -n 4 ./solver : -n 2 python "
                 "-m mpiml.run trainer.py"
             )
         assert crowd is not None
         labels.append(unit.label)
         found[position] = tuple(map(crowd.keeper, guests))
-    strange = [] if crowd is None else sorted(set(crowd.labels) - set(labels))
+    strange = [] if crowd is None else sorted(set(crowd.by_label) - set(labels))
     if strange:
         raise PlacementError(
             f"Program {program.name!r}: ranks attach as {strange[0]!r}, but the program has no "

@@ -56,11 +56,15 @@ def as_array(value: Any, what: str) -> Any:
         if family(type(value)) is not None:
             exported = to_host(value)
             array = value if exported is None else exported[0]
+        elif isinstance(value, np.ma.MaskedArray):
+            raise ArraysError(
+                f"{what}: expected an array, or a number, got a masked array, and a mask is not "
+                "sent to a rank of another program. Fill it: x.filled(0)"
+            )
+        elif isinstance(value, np.ndarray):
+            array = value.view(np.ndarray)  # a subclass may have methods of its own
         elif isinstance(value, _NUMBERS):
-            try:
-                array = np.asarray(value)
-            except OverflowError:
-                array = value
+            array = _number(value, what)
     if isinstance(array, np.ndarray) and not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     if not isinstance(array, np.ndarray) or array.dtype not in _CODES:
@@ -77,6 +81,19 @@ def as_array(value: Any, what: str) -> Any:
             "another program"
         )
     return array
+
+
+def _number(value: Any, what: str) -> Any:
+    """Return a number as an array; one of Python has the same dtype whatever its value."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        return np.asarray(value)
+    try:
+        return np.asarray(value, np.int64)
+    except OverflowError:
+        raise ArraysError(
+            f"{what}: expected a number from -2**63 to 2**63 - 1, as int64 for a rank of another "
+            f"program, got one of {value.bit_length()} bits. What is an np.uint64 is sent as such"
+        ) from None
 
 
 def encode(

@@ -4,7 +4,7 @@ from functools import partial
 from typing import Any
 
 from mpiml.control import STUCK, Note
-from mpiml.errors import UsageError
+from mpiml.external.codes import shortened
 from mpiml.external.encoding import Named
 from mpiml.external.node import label_of
 from mpiml.graph import Vertex
@@ -13,7 +13,6 @@ from mpiml.wire import STOP
 
 __all__ = ["GuestNode"]
 
-_MOST = 20_000  # characters of a reason; a guest takes frames of 32 KiB
 _HOW = (RETURNED, STOPPED, FAILED)
 _VERSION = "@version"
 
@@ -53,7 +52,7 @@ class GuestNode(HostedNode):
     def stop(self, at_once: bool) -> None:
         """Tell the guest of the stop: its next call sees it."""
         note = self.runtime.ending.note or Note(STUCK, 1, self.vertex, 0, "mpiml itself failed")
-        told = Note(note.reason, note.status, note.vertex, note.rank, note.text[-_MOST:])
+        told = Note(note.reason, note.status, note.vertex, note.rank, shortened(note.text))
         engine = self.runtime.engine
         engine.transmit(self.rank, STOP, engine.rank, self.vertex, body=told.pack())
 
@@ -69,10 +68,8 @@ def _pull(client: Any, names: dict[str, Any]) -> Named:
     """Return arrays of a tree of parameters by their paths, and their version."""
     import numpy as np
 
-    whole = "" in names
-    tops = list(dict.fromkeys(path.partition("/")[0] for path in names))
-    tree, version = client.pull() if whole else client.pull(tops)
-    found = Named((path, _walk(tree, path)) for path in names)
+    arrays, version = client.pull_paths(list(names))
+    found = Named(zip(names, arrays, strict=True))
     found[_VERSION] = np.int64(version)
     return found
 
@@ -80,41 +77,4 @@ def _pull(client: Any, names: dict[str, Any]) -> Named:
 def _push(client: Any, named: dict[str, Any]) -> bool:
     """Push gradients by their paths; return whether they are used."""
     version = int(named.pop(_VERSION))
-    if "" in named:
-        return bool(client.push(named[""], version))
-    gradient: dict[str, Any] = {}
-    for path, array in named.items():
-        *above, last = path.split("/")
-        place = gradient
-        for part in above:
-            place = place.setdefault(part, {})
-        place[last] = array
-    return bool(client.push(_listed(gradient), version, list(gradient)))
-
-
-def _listed(tree: Any) -> Any:
-    """Return a tree with lists where the steps of paths were positions, from 0 on."""
-    if not isinstance(tree, dict):
-        return tree
-    found = {step: _listed(part) for step, part in tree.items()}
-    if found and sorted(found) == sorted(map(str, range(len(found)))):
-        return [found[str(i)] for i in range(len(found))]
-    return found
-
-
-def _walk(tree: Any, path: str) -> Any:
-    for part in path.split("/") if path else ():
-        key: Any = int(part) if isinstance(tree, (list, tuple)) and part.isdigit() else part
-        try:
-            tree = tree[key]
-        except (KeyError, IndexError, TypeError):
-            raise UsageError(
-                f"pull: expected the path of an array in the tree of parameters, got {path!r}: "
-                f"there is no {part!r}"
-            ) from None
-    if isinstance(tree, (dict, list, tuple)):
-        raise UsageError(
-            f"pull: expected the path of one array, got {path!r}, which is a part of the tree with "
-            f"{len(tree)} entries"
-        )
-    return tree
+    return bool(client.push_paths(named, version))

@@ -12,7 +12,7 @@ from typing import Any
 from mpiml import world  # first: it settles that importing MPI initialises nothing
 from mpiml.errors import UsageError
 from mpiml.exchanges import broadcast
-from mpiml.external.codes import OK, attach_code
+from mpiml.external.codes import OK, attach_code, shortened
 from mpiml.external.crowd import Crowd
 from mpiml.external.manifest import check_topics, manifest
 from mpiml.external.reception import Reception
@@ -22,7 +22,6 @@ from mpi4py import MPI  # isort: skip
 __all__ = ["Party", "meet"]
 
 _VERDICT = struct.Struct("<BBHiQ")
-_MOST = 60_000  # bytes of the text of an error
 
 
 class Party:
@@ -87,8 +86,7 @@ class Party:
             text = str(error) or type(error).__name__
             if error.__cause__ is not None:
                 text += f"\n{error.__cause__}"
-            data = text.encode("utf-8", "backslashreplace")[:_MOST]
-            self._tell(attach_code(error), data)
+            self._tell(attach_code(error), shortened(text).encode())
 
     def _unname(self) -> None:
         for _, path, ranks in self.bells:

@@ -63,7 +63,7 @@ class Reception:
         self._link: Any = None
         self.ranks = array("i", runtime.ranks)
         for vertex in outside_of(runtime.vertices):
-            guest = crowd.of_label(vertex.role)[vertex.index]
+            guest = crowd.by_label[vertex.role][vertex.index]
             self._vertices[guest] = vertex.id
             self.ranks[vertex.id] = engine.size + guest
         self.nodes = [
@@ -71,6 +71,7 @@ class Reception:
             for guest, vertex in sorted(self._vertices.items())
             if crowd.keeper(guest) == engine.rank
         ]
+        self._kept = {node.rank - engine.size: node for node in self.nodes}
         engine.guests = self
         runtime.present += self.nodes
         runtime.router.servers.update({node.vertex: node.server for node in self.nodes})
@@ -112,7 +113,7 @@ class Reception:
 
     def _asked(self, guest: int, asked: Note) -> None:
         """End the program, since a guest wishes it, or has failed."""
-        node = next(node for node in self.nodes if node.rank == self._engine.size + guest)
+        node = self._kept[guest]
         runtime = self._runtime
         if asked.reason != FAILED:
             reason = Note(
@@ -134,9 +135,9 @@ class Reception:
 
     def _left(self, guest: int, frame: Frame) -> None:
         engine = self._engine
-        for node in self.nodes:
-            if node.rank == engine.size + guest:
-                node.went(frame.body[0] if frame.body else 0)
+        node = self._kept.get(guest)
+        if node is not None:
+            node.went(frame.body[0] if frame.body else 0)
         engine.transmit(engine.size + guest, GUEST_GONE, engine.rank, self._vertices[guest])
         self._link.gone.add(guest)
 

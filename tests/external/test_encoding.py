@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from mpiml.control import Note
+from mpiml.engine import APART
 from mpiml.errors import UsageError
-from mpiml.external.codes import ArraysError
+from mpiml.external.codes import TEXT, ArraysError, pack_code, shortened
 from mpiml.external.encoding import DTYPES, ENC_ARRAYS, Named, as_array, decode, encode
 from mpiml.external.specs import Array
 from mpiml.payload import unpack, unpack_call
@@ -84,6 +86,46 @@ def test_what_is_large_is_copied_unless_it_may_stay():
 def test_anything_else_is_refused_with_what_it_is(wrong):
     with pytest.raises(ArraysError, match=r"^the result"):
         encode(wrong, "the result")
+
+
+def test_whole_numbers_have_one_dtype_whatever_their_value():
+    for number in (0, -(2**63), 2**63 - 1):
+        assert as_array(number, "it").dtype == np.int64
+    for number in (2**63, -(2**63) - 1, 2**64):
+        with pytest.raises(ArraysError, match=r"it: expected a number from -2\*\*63"):
+            as_array(number, "it")
+    assert as_array(np.uint64(2**63), "it").dtype == np.uint64
+    assert as_array(True, "it").dtype == np.bool_
+
+
+class Turned(np.ndarray):
+    def tobytes(self, order="C"):
+        return b"nonsense"
+
+    def reshape(self, *shape, order="C"):
+        raise ValueError("no")
+
+
+@pytest.mark.parametrize("n", [4, 90_000])
+def test_subclasses_of_arrays_are_sent_as_what_they_are_in_memory(n):
+    x = np.arange(float(n))
+    assert same(x, there_and_back(x.view(Turned)))
+    with pytest.raises(ArraysError, match=r"it: .* a masked array.* x\.filled\(0\)"):
+        encode(np.ma.array(x, mask=x > 2), "it")
+
+
+def test_texts_for_guests_fit_in_a_frame_and_keep_head_and_tail():
+    for letter in ("x", "\u9519", "\U0001f600", "\udcff"):
+        for prefix in ("", "a", "ab", "abc"):
+            text = shortened(f"{prefix}first line\n{letter * 40_000}\nValueError: the reason")
+            assert len(text.encode()) <= TEXT
+            assert text.startswith(f"{prefix}first line\n")
+            assert text.endswith("\nValueError: the reason")
+            assert "\n...\n" in text
+            assert "\ufffd" not in text
+            assert len(pack_code(13, letter * 40_000)) < APART
+            assert len(Note(2, 1, 0, 0, text).pack()) < APART
+    assert shortened("short \u9519") == "short \u9519"
 
 
 def test_arrays_of_other_byte_order_are_turned():

@@ -258,10 +258,63 @@ def test_guests_are_workers_of_a_parameter_server(guests, consistency):
         assert "a part of the tree" in error.text
         error = caught(guest.push, "params", version, w=np.ones(5))
         assert error.code == 13
+        error = caught(guest.push, "params", version, layers=np.ones(5))
+        assert "as 'layers/0/b', got 'layers', which is a part of the tree" in error.text
         return "done"
 
     found = together(lambda: serving(guests(), consistency=consistency), solver, guests())
     assert found == "done" or found.stopped_by == "finished"
+
+
+TREES = {
+    "entry of several": {"layers": [{"w": np.zeros(3), "b": np.ones(2)}], "bias": np.ones(1)},
+    "digits as keys": {"net": {"0": np.zeros(3), "1": np.ones(2)}, "bias": np.ones(1)},
+    "whole numbers as keys": {0: np.zeros(3), 1: {2: np.ones(2)}, "bias": np.ones(1)},
+    "list at the top": [np.zeros(3), (np.ones(2), np.ones(1))],
+}
+PATHS = {
+    "entry of several": ("layers/0/w", "layers/0/b", "bias"),
+    "digits as keys": ("net/0", "net/1", "bias"),
+    "whole numbers as keys": ("0", "1/2", "bias"),
+    "list at the top": ("0", "1/0", "1/1"),
+}
+
+
+@two
+@pytest.mark.parametrize("name", TREES)
+@pytest.mark.parametrize("servers", [1, 2])
+def test_one_array_of_any_tree_is_pushed_by_its_path_and_others_stay(name, servers):
+    guests = {0: "solver"}
+    moved, kept, last = PATHS[name]
+
+    def build():
+        program = Program("trees")
+        # each step of it goes on where it went, so a gradient of zero would be seen
+        optimizer = mpiml.optim.Momentum(1.0, 0.5)
+        params = program.add_node(
+            mpiml.ParameterServerNode(TREES[name], optimizer, shards=servers), label="params"
+        )
+        filled(program, calls=params)
+        return program
+
+    def solver(guest):
+        for path, shape in ((kept, 2), (moved, 3), (moved, 3)):
+            _, version = guest.pull("params", path)
+            assert guest.push("params", version, **{path: np.ones(shape)})
+        until = version + 1
+        while version < until:
+            found, version = guest.pull("params", moved, kept, last)
+        assert (found[moved] == -2.5).all()  # 1, then 1 and half of the one before
+        assert (found[kept] == 0).all()
+        assert (found[last] == 1).all()
+        guest.push("params", version, **{moved: np.ones(3), last: np.ones(1)})
+        error = caught(guest.push, "params", version, **{moved + "/no": np.ones(3)})
+        assert "expected the path of an array in the tree of parameters" in error.text
+
+    comm_ = comm().Split(int(comm().rank >= 2), comm().rank)
+    if comm().rank < 2:
+        together(build, solver, guests, comm_)
+    comm_.Free()
 
 
 # -- the end -----------------------------------------------------------------------------------
@@ -321,6 +374,45 @@ def test_a_failure_in_python_reaches_guests_as_a_text(guests):
 
 
 @two
+@pytest.mark.parametrize("letter", ["x", "\u9519", "\U0001f600"])
+def test_a_failure_with_a_long_text_reaches_guests_whole_at_both_ends(letter):
+    def body():
+        raise ValueError(f"the beginning {letter * 15_000} the reason")
+
+    def solver(guest):
+        reason, _, text = guest.wait_for_stop()
+        assert reason == 2
+        assert "node/0" in text
+        assert text.rstrip().endswith(f"{letter} the reason")
+
+    if comm().rank == 0:
+        together(None, solver, first())
+    else:
+        error = caught(together, lambda: waiting(first(), body), None, first())
+        assert str(error).count(letter) > 14_000
+
+
+@two
+def test_an_error_with_a_long_text_keeps_its_code_and_both_ends():
+    class Long:
+        def boom(self):
+            raise ValueError("\u9519" * 40_000 + " the reason")
+
+    def build():
+        program = Program("long")
+        model = program.add_node(ServiceNode(Long), label="model")
+        return spare(filled(program, calls=model), first(), 1)
+
+    def solver(guest):
+        error = caught(guest.call, "model", "boom")
+        assert error.code == 13
+        assert error.text.startswith("model/0.boom: ValueError: \u9519")
+        assert error.text.endswith("\u9519 the reason")
+
+    together(build, solver, first())
+
+
+@two
 def test_a_guest_that_fails_ends_the_program_with_its_text():
     def body():
         mpiml.context().wait_for_stop()
@@ -359,6 +451,20 @@ def test_a_guest_that_leaves_early_is_no_end():
         guests = len(outer())
         assert found["trainer"] == [guests * (guests + 1) // 2]
         assert found["solver"] == [None] * guests
+
+
+@two
+def test_guests_are_as_many_as_attach_beside_nodes_that_fill_python():
+    def build():
+        program = Program("filling")
+        program.add_node(PyNode(lambda: 1), label="py", replicas=mpiml.FILL)
+        program.add_node(ExternalNode(), label="solver", replicas=mpiml.FILL)
+        return program
+
+    found = together(build, lambda guest: None, first())
+    if comm().rank:
+        assert found["py"] == [1] * (comm().size - 1)
+        assert found["solver"] == [None]
 
 
 @two
@@ -407,6 +513,7 @@ def test_guests_that_do_not_fit_are_told_on_both_sides(guests):
     kind, text = refused(lambda: build(1), guests(), "other")
     assert kind in (7, mpiml.PlacementError)
     assert "expected 1 ranks" in text
+    assert f"got 0 (there attach {len(guests())} as 'other')" in text
 
     def without():
         program = Program("placed")

@@ -10,6 +10,7 @@ from mpiml import Array, ExternalNode, Keep, PlacementError, Program, PyNode, Se
 from mpiml.errors import UsageError
 from mpiml.external.crowd import Crowd, keepers, ranges
 from mpiml.external.manifest import check_topics, manifest
+from mpiml.external.reception import Reception
 from mpiml.hosts import Facts
 from mpiml.layout import lay_out, split_layers
 from tests.external.guest import Guest, Reader
@@ -58,12 +59,11 @@ def placed(program, crowd):
     plan, _ = lay_out(program, facts, [None] * pythons, crowd=crowd)
     vertices = program.expand(plan.replicas)
     ranks = list(vertices.owners(plan.ranks))
-    numbers = dict.fromkeys(crowd.labels, 0)
     ways = list(ranks)
-    for guest, label in enumerate(crowd.labels):
+    for label, guests in crowd.by_label.items():
         role = next(i for i, r in enumerate(program.roles) if r.label == label)
-        ways[vertices.ids_of(role)[numbers[label]]] = pythons + guest
-        numbers[label] += 1
+        for index, guest in enumerate(guests):
+            ways[vertices.ids_of(role)[index]] = pythons + guest
     return vertices, ranks, ways
 
 
@@ -100,6 +100,53 @@ def test_guests_stand_with_the_python_rank_that_keeps_them():
 def test_as_many_guests_as_there_are_where_replicas_fill():
     program = build(mpiml.FILL)
     assert keepers(program, CROWD) == {2: (0, 0, 1, 1)}
+
+
+def test_guests_fill_nothing_in_python():
+    program = Program("filling")
+    program.add_node(ExternalNode(), label="solver", replicas=mpiml.FILL)
+    program.add_node(PyNode(body), label="trainer", replicas=mpiml.FILL)
+    program.add_node(ExternalNode(), label="other", replicas=mpiml.FILL)
+    with pytest.raises(UsageError, match="'trainer' takes the ranks left over"):
+        program.add_node(PyNode(body), label="more", replicas=mpiml.FILL)
+    crowd = Crowd(("solver", "other", "solver"), (0, 1, 4), (2, 3))
+    vertices, _, _ = placed(program, crowd)
+    assert [v.title for v in vertices] == [
+        "solver/0", "solver/1", "trainer/0", "trainer/1", "other/0",
+    ]  # fmt: skip
+
+
+def test_guests_of_other_labels_are_named():
+    program = Program("named")
+    program.add_node(ExternalNode(), label="solver", replicas=2)
+    with pytest.raises(
+        PlacementError, match=r"got 1 \(there attach 1 as 'solver', 2 as 'sovler'"
+    ):
+        keepers(program, Crowd(("solver", "sovler", "sovler"), (0, 1, 2), (3,)))
+
+
+def test_labels_are_looked_at_once_however_many_guests():
+    looked = []
+
+    class Labels(list):
+        def __iter__(self):
+            looked.append(1)
+            return super().__iter__()
+
+    crowd = Crowd(Labels(["a", "b"] * 5000), range(10_000), range(10_000, 10_016))
+    program = Program("many")
+    for label in "ab":
+        program.add_node(ExternalNode(), label=label, replicas=mpiml.FILL)
+    program.add_node(PyNode(body), label="py", replicas=16)
+    vertices, ranks, _ = placed(program, crowd)
+    runtime = types.SimpleNamespace(
+        engine=types.SimpleNamespace(size=16, rank=3), ranks=ranks, vertices=vertices, present=[],
+        router=types.SimpleNamespace(servers={}),
+    )  # fmt: skip
+    seated = Reception(runtime, crowd)
+    assert len(looked) == 1
+    assert seated.ranks[:3].tolist() == [16, 18, 20]
+    assert {crowd.keeper(node.rank - 16) for node in seated.nodes} == {3}
 
 
 @pytest.mark.parametrize("pythons", [1, 2, 3, 7])

@@ -11,6 +11,7 @@ from typing import Any, Final
 from mpiml.errors import ServiceGoneError, UsageError
 from mpiml.futures import wait
 from mpiml.payload import SNAPSHOT, give, pack_call
+from mpiml.roles.parameter_server.by_path import ByPath
 from mpiml.roles.parameter_server.posting import Posting
 from mpiml.roles.parameter_server.reading import LocalReader, is_near
 from mpiml.roles.parameter_server.settings import Settings
@@ -26,7 +27,7 @@ _clients = itertools.count()  # of this process; a vertex is of one
 _MOST: Final = 32  # pushes of a client that may be under way to several servers
 
 
-class ParameterClient:
+class ParameterClient(ByPath):
     """Pulls parameters from a `mpiml.ParameterServerNode` and pushes gradients to it.
 
     Local. Made where a node holds the handle. Safe from several threads of its node, which are
@@ -213,15 +214,7 @@ class ParameterClient:
             It is not like the parameters; it is not finite; the version has not been yet; this
             node only reads.
         """
-        parts = self._parts(gradient, names, indices, "push")
-        self._reap()
-        if parts is None:
-            return bool(self._shards[0].skip(self._worker))
-        try:
-            return self._push(parts, version)
-        except BaseException:
-            self._known.unsure = True  # it may be on its way still, as after a deadline
-            raise
+        return self._hand_over(self._parts(gradient, names, indices, "push"), version)
 
     def _push(self, parts: Any, version: int) -> bool:
         """Send a gradient to all servers, and wait until they have it."""

@@ -77,6 +77,7 @@ class TreeParts:
         self._all = [_Wanted(leaf, None) for leaf in range(len(first.leaves))]
         self._likes = [(leaf.shape, np.dtype(leaf.dtype)) for leaf in first.leaves]
         self._named: dict[Any, tuple[Any, list[int]]] | None = None
+        self.paths: dict[str, list[int]] | None = None  #: of leaves, as `by_path` writes them
 
     def of(self, leaves: Sequence[Any]) -> Any:
         """Return leaves as a tree."""
@@ -110,7 +111,16 @@ class TreeParts:
         UsageError
             There is no such name or row.
         """
-        wanted, back = self._wanted(names, indices, call)
+        return self._request(*self._wanted(names, indices, call))
+
+    def request_leaves(self, leaves: Sequence[int], call: str) -> Request:
+        """Return what to ask of which server for some arrays, which are built as a list."""
+        wanted = [_Wanted(leaf, self._rows(leaf, None, call)) for leaf in leaves]
+        return self._request(wanted, list)
+
+    def _request(
+        self, wanted: Sequence[_Wanted], back: Callable[[Sequence[Any]], Any]
+    ) -> Request:
         selections: dict[int, _Selection] = {}
         # for each leaf: server, where in its answer, where in the leaf
         sources: list[list[tuple[int, int, Any]]] = []
@@ -249,18 +259,38 @@ class TreeParts:
             leaves = None
         if leaves is None:
             leaves = self._checked(gradient, expected, wanted, call)
+        if not self._fit(leaves, wanted, call, nonfinite):
+            return None
+        if expected is self.treedef:
+            return self.plan.parts(leaves)
+        return self._partial(leaves, wanted)
+
+    def gradients_of(
+        self, leaves: Sequence[int], arrays: Sequence[Any], call: str, nonfinite: str
+    ) -> list[list[Any]] | None:
+        """Return the same as `gradients`, for arrays of these leaves, each once."""
+        wanted = [_Wanted(leaf, self._rows(leaf, None, call)) for leaf in leaves]
+        found = [
+            self._checked(array, _ONE, [one], call)[0]
+            for array, one in zip(arrays, wanted, strict=True)
+        ]
+        fit = self._fit(found, wanted, call, nonfinite)
+        return self._partial(found, wanted) if fit else None
+
+    def _fit(
+        self, leaves: Sequence[Any], wanted: Sequence[_Wanted], call: str, nonfinite: str
+    ) -> bool:
+        """Return whether all numbers are finite; raise, if that is to be an error."""
         for leaf, (number, _) in zip(leaves, wanted, strict=True):
             if not _finite(leaf):
                 if nonfinite == "drop":
-                    return None
+                    return False
                 raise UsageError(
                     f"{call}: gradient: {self.plan.leaves[number]}: expected finite numbers, got "
                     f"{_odd(leaf)}. ParameterServerNode(nonfinite='drop') drops and counts such "
                     "gradients."
                 )
-        if expected is self.treedef:
-            return self.plan.parts(leaves)
-        return self._partial(leaves, wanted)
+        return True
 
     def messages(self, parts: list[list[Any]], dense: bool, encode: Any) -> list[Any]:
         """Return what is sent to each server for a gradient.
@@ -338,6 +368,7 @@ def _only(arrays: Sequence[Any]) -> Any:
 
 
 _DICTS = (OrderedDict, defaultdict)
+_ONE = optree.treespec_leaf(none_is_leaf=True, namespace=NAMESPACE)  # a single array
 # Numbers of which a scalar product is the quickest look; for more it takes threads.
 _FEW = 4096
 
