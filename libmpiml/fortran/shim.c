@@ -6,6 +6,10 @@
 #include <ISO_Fortran_binding.h>
 #include <mpiml.h>
 
+/* as in src/array.h */
+#define MI_OF_FORTRAN (-1)
+#define MI_ASSUMED INT64_MIN
+
 #define EXPORT __attribute__((visibility("default")))
 
 static int dtype_of(const CFI_cdesc_t *x) {
@@ -26,14 +30,14 @@ static int dtype_of(const CFI_cdesc_t *x) {
   };
   for (size_t i = 0; i < sizeof known / sizeof *known; ++i)
     if (x->type == known[i].type && x->elem_len == known[i].bytes) return known[i].dtype;
-  return 0; /* reported by the function that gets the array */
+  return MI_OF_FORTRAN; /* reported by the function that gets the array */
 }
 
 EXPORT void mpimlf_array(CFI_cdesc_t *x, mpiml_array *out);
 EXPORT void mpimlf_array(CFI_cdesc_t *x, mpiml_array *out) {
   *out = (mpiml_array){.data = x->base_addr, .dtype = dtype_of(x), .ndim = x->rank};
   for (int i = 0; i < x->rank && i < MPIML_MAX_DIMS; ++i) {
-    out->shape[i] = (int64_t)x->dim[i].extent;
+    out->shape[i] = x->dim[i].extent < 0 ? MI_ASSUMED : (int64_t)x->dim[i].extent;
     out->strides[i] = (int64_t)x->dim[i].sm;
   }
 }

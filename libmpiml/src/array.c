@@ -48,11 +48,11 @@ size_t mi_spec_bytes(const mi_spec *spec) {
 /* Strides of dense memory in order 'C' or 'F'. */
 static void dense_strides(char order, size_t item, int ndim, const int64_t *shape,
                           int64_t *strides) {
-  int64_t step = (int64_t)item;
+  uint64_t step = item; /* of shapes that nothing can hold, which are refused later, it wraps */
   for (int k = 0; k < ndim; ++k) {
     int i = order == 'F' ? k : ndim - 1 - k;
-    strides[i] = step;
-    step *= shape[i] > 0 ? shape[i] : 1;
+    strides[i] = (int64_t)step;
+    step *= shape[i] > 0 ? (uint64_t)shape[i] : 1;
   }
 }
 
@@ -72,6 +72,10 @@ static void strides_of(const mpiml_array *x, int64_t *strides) {
 
 int mi_check(const mpiml_array *x, size_t *bytes) {
   if (x == NULL) return mi_fail(MPIML_ERR_USAGE, "expected an array, got NULL");
+  if (x->dtype == MI_OF_FORTRAN)
+    return mi_fail(MPIML_ERR_DTYPE,
+                   "expected integer(int8 to int64), real(real32, real64), complex of these, or "
+                   "logical(c_bool), got another type or kind");
   if (mi_itemsize(x->dtype) == 0)
     return mi_fail(MPIML_ERR_DTYPE, "expected a dtype from %d to %d (MPIML_FLOAT64, ...), got %d",
                    MPIML_BOOL, NDTYPES - 1, x->dtype);
@@ -79,7 +83,10 @@ int mi_check(const mpiml_array *x, size_t *bytes) {
     return mi_fail(MPIML_ERR_SHAPE, "expected 0 to %d dimensions and their lengths, got %d",
                    MPIML_MAX_DIMS, x->ndim);
   for (int i = 0; i < x->ndim; ++i)
-    if (x->shape[i] < 0)
+    if (x->shape[i] == MI_ASSUMED)
+      return mi_fail(MPIML_ERR_SHAPE, "an assumed-size array, x(*), does not know its last length: "
+                                      "pass x(1:n), or x(1:n, 1:m)");
+    else if (x->shape[i] < 0)
       return mi_fail(MPIML_ERR_SHAPE, "expected lengths of 0 or more, got shape[%d] = %lld", i,
                      (long long)x->shape[i]);
   size_t total = bytes_of(x->dtype, x->ndim, x->shape);

@@ -14,6 +14,11 @@ typedef struct mi_spec {
   int64_t shape[MPIML_MAX_DIMS];
 } mi_spec;
 
+/* What the Fortran module (fortran/shim.c) puts where C has no word: a type or kind that is no
+ * dtype, and the last length of an assumed-size array. */
+#define MI_OF_FORTRAN (-1)
+#define MI_ASSUMED INT64_MIN
+
 /* Bytes of one element; 0 for what is no dtype. */
 size_t mi_itemsize(int dtype);
 

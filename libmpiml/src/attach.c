@@ -16,10 +16,13 @@
 typedef struct {
   MPI_Comm given, link, own;
   const char *label;
+  bool open;        /* the link is in use */
+  int refused;      /* the code of wrong arguments */
   int root, colour; /* the lowest Python rank; 1 + number of the label */
 } joining;
 
-static int usage(const char *label, MPI_Comm comm, MPI_Comm *own) {
+/* Whether there is anybody to attach to; if not, nobody is told. */
+static int ready(MPI_Comm comm) {
   int on = 0, off = 0, inter = 0;
   MPI_Initialized(&on);
   MPI_Finalized(&off);
@@ -29,25 +32,32 @@ static int usage(const char *label, MPI_Comm comm, MPI_Comm *own) {
   if (mi.phase != MI_BEFORE)
     return mi_fail(MPIML_ERR_USAGE, "expected to be called once for each process: this one %s",
                    mi.phase == MI_ATTACHED ? "is attached" : "has left");
-  if (!label || !*label || strlen(label) > MI_LABEL)
-    return mi_fail(MPIML_ERR_USAGE, "expected a label of 1 to %d bytes, that of an ExternalNode",
-                   MI_LABEL);
-  if (!own) return mi_fail(MPIML_ERR_USAGE, "expected memory for the communicator, got NULL");
   if (comm == MPI_COMM_NULL)
     return mi_fail(MPIML_ERR_USAGE, "expected a communicator, got MPI_COMM_NULL");
-  MPI_Comm_test_inter(comm, &inter);
+  int code = mi_mpi("MPI_Comm_test_inter", MPI_Comm_test_inter(comm, &inter));
+  if (code != MPIML_OK) return code;
   if (inter) return mi_fail(MPIML_ERR_USAGE, "expected an intracommunicator");
+  return MPIML_OK;
+}
+
+/* Whether the other arguments are right; if not, all others wait to hear of it. */
+static int usage(const char *label, const MPI_Comm *own) {
+  if (!mi_label_good(label))
+    return mi_fail(MPIML_ERR_USAGE, "expected a label of 1 to %d bytes of UTF-8, that of an "
+                                    "ExternalNode", MI_LABEL);
+  if (!own) return mi_fail(MPIML_ERR_USAGE, "expected memory for the communicator, got NULL");
   return MPIML_OK;
 }
 
 /* Exchanges records, decides, and finds this rank's place among them. */
 static int meet(joining *j) {
   unsigned char own[MI_RECORD];
-  mi_record_write(own, j->label);
+  mi_record_write(own, j->refused == MPIML_OK ? j->label : NULL);
   unsigned char *all = malloc((size_t)mi.size * MI_RECORD);
   if (!all) return mi_fail(MPIML_ERR_MEMORY, "no memory for %d records", mi.size);
   int code = mi_mpi("MPI_Allgather", MPI_Allgather(own, MI_RECORD, MPI_BYTE, all, MI_RECORD,
                                                    MPI_BYTE, j->given));
+  if (code == MPIML_OK) code = j->refused;
   if (code == MPIML_OK) code = mi_records_check(all, mi.size, mi.rank);
   if (code == MPIML_OK) {
     mi_place place = mi_records_place(all, mi.size, mi.rank);
@@ -112,6 +122,7 @@ static int join(joining *j) {
   if (code == MPIML_OK) code = hear(j);
   if (code != MPIML_OK) return code;
   mi_bells_open();
+  j->open = true;
   code = mi_link_open(j->link);
   if (code == MPIML_OK) code = mi_mpi("MPI_Barrier", MPI_Barrier(j->link));
   if (code == MPIML_OK) code = find_partners();
@@ -119,27 +130,47 @@ static int join(joining *j) {
   return code;
 }
 
+/* Undoes what there is of an attach that failed. */
+static void undo(joining *j) {
+  if (j->own != MPI_COMM_NULL) MPI_Comm_free(&j->own);
+  if (j->open) mi_link_close();
+  else if (j->link != MPI_COMM_NULL && !mi.broken) MPI_Comm_free(&j->link);
+  mi_forget();
+  mi.broken = MPIML_OK;
+}
+
+/* The whole of it, with MPI's errors returned. */
+static int attach(joining *j, MPI_Errhandler handler, MPI_Comm *own) {
+  int code = mi_mpi("MPI_Comm_rank", MPI_Comm_rank(j->given, &mi.rank));
+  if (code == MPIML_OK) code = mi_mpi("MPI_Comm_size", MPI_Comm_size(j->given, &mi.size));
+  if (code == MPIML_OK) {
+    mi_errors_set_rank(mi.rank);
+    j->refused = usage(j->label, own);
+    code = join(j);
+  }
+  if (code == MPIML_OK)
+    code = mi_mpi("MPI_Comm_set_errhandler", MPI_Comm_set_errhandler(j->own, handler));
+  if (code != MPIML_OK) {
+    undo(j);
+    return code;
+  }
+  mi.phase = MI_ATTACHED;
+  *own = j->own;
+  return MPIML_OK;
+}
+
 int mpiml_attach(MPI_Comm comm, const char *label, MPI_Comm *own) {
   mi_at("mpiml_attach", label, NULL);
-  int code = usage(label, comm, own);
+  int code = ready(comm);
   if (code != MPIML_OK) return code;
   joining j = {.given = comm, .link = MPI_COMM_NULL, .own = MPI_COMM_NULL, .label = label};
   MPI_Errhandler handler;
-  MPI_Comm_get_errhandler(comm, &handler);
-  MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
-  MPI_Comm_rank(comm, &mi.rank);
-  MPI_Comm_size(comm, &mi.size);
-  mi_errors_set_rank(mi.rank);
-  code = join(&j);
-  MPI_Comm_set_errhandler(comm, handler);
+  code = mi_mpi("MPI_Comm_get_errhandler", MPI_Comm_get_errhandler(comm, &handler));
+  if (code != MPIML_OK) return code;
+  code = mi_mpi("MPI_Comm_set_errhandler", MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN));
   if (code == MPIML_OK) {
-    MPI_Comm_set_errhandler(j.own, handler);
-    mi.phase = MI_ATTACHED;
-    *own = j.own;
-  } else {
-    if (j.own != MPI_COMM_NULL) MPI_Comm_free(&j.own);
-    if (j.link != MPI_COMM_NULL && !mi.broken) MPI_Comm_free(&j.link);
-    mi.broken = MPIML_OK;
+    code = attach(&j, handler, own);
+    MPI_Comm_set_errhandler(comm, handler); /* if it fails, so does what the code does next */
   }
   MPI_Errhandler_free(&handler);
   return code;

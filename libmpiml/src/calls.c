@@ -139,7 +139,7 @@ int mi_ask(int rank, uint32_t target, const char *method, int form, int count, m
 }
 
 /* Brings what a method returned into the caller's memory. */
-static int results(mi_parcel *reply, int nout, mpiml_array *out) {
+static int results(mi_parcel *reply, int nout, mpiml_array *out, double deadline) {
   mi_entry entries[MI_ENTRIES];
   mpiml_array *targets[MI_ENTRIES];
   int form, count = mi_body_read(&reply->frame, &form, entries);
@@ -150,11 +150,13 @@ static int results(mi_parcel *reply, int nout, mpiml_array *out) {
     return mi_fail(MPIML_ERR_SHAPE, "expected nout = %d arrays, but the method returned %d", nout,
                    count);
   for (int i = 0; i < nout; ++i) {
+    mi_in("out", i);
     int code = mi_match(&out[i], &entries[i].spec);
     if (code != MPIML_OK) return code;
     targets[i] = &out[i];
   }
-  return mi_receive(reply, nout, entries, targets);
+  mi_in(NULL, 0);
+  return mi_receive(reply, nout, entries, targets, deadline);
 }
 
 int mpiml_call(const char *service_name, const char *method, int nin, const mpiml_array *in,
@@ -172,14 +174,21 @@ int mpiml_call(const char *service_name, const char *method, int nin, const mpim
     return mi_fail(MPIML_ERR_USAGE, "expected 0 to %d arrays in and out, got nin = %d and nout = %d%s",
                    MI_ENTRIES, nin, nout, (nin && !in) || (nout && !out) ? ", and NULL" : "");
   mi_entry entries[MI_ENTRIES];
-  for (int i = 0; i < nin && code == MPIML_OK; ++i) code = mi_argument(&in[i], &entries[i]);
-  for (int i = 0; i < nout && code == MPIML_OK; ++i) code = mi_check(&out[i], NULL);
+  for (int i = 0; i < nin && code == MPIML_OK; ++i) {
+    mi_in("in", i);
+    code = mi_argument(&in[i], &entries[i]);
+  }
+  for (int i = 0; i < nout && code == MPIML_OK; ++i) {
+    mi_in("out", i);
+    code = mi_check(&out[i], NULL);
+  }
   if (code != MPIML_OK) return code;
+  mi_in(NULL, 0);
   double deadline = timeout > 0 ? mi_now() + timeout : INFINITY;
   mi_parcel *reply;
   code = mi_ask(replica->rank, replica->vertex, method, MI_TUPLE, nin, entries, deadline, &reply);
   if (code != MPIML_OK) return code;
-  code = results(reply, nout, out);
+  code = results(reply, nout, out, deadline);
   mi_reply_done(reply);
   return code;
 }

@@ -11,15 +11,14 @@ int mi_deliver(int rank, const mi_frame *frame, mi_parcel *parcel) {
     case MI_REPLY:
     case MI_ERROR:
       return mi_on_reply(rank, frame, parcel);
-    case MI_TOPIC_ACK:
-      return mi_on_ack(frame);
-    case MI_STOP:
-      mi_on_stop(frame->body, frame->body_size);
-      return MPIML_OK;
-    case MI_GUEST_GONE:
-      mi_on_gone(rank);
-      return MPIML_OK;
-    default: /* TOPIC_END: nobody waits for what comes on a topic */
-      return parcel ? mi_parcel_leave(parcel, mi_parcel_free) : MPIML_OK;
+    default:
+      break;
   }
+  int code = MPIML_OK; /* these have no buffers; if one has, it still means what it says */
+  if (frame->kind == MI_TOPIC_ACK) code = mi_on_ack(frame);
+  if (frame->kind == MI_STOP) mi_on_stop(frame->body, frame->body_size);
+  if (frame->kind == MI_GUEST_GONE) mi_on_gone(rank);
+  /* TOPIC_END: nobody waits for what comes on a topic */
+  int left = parcel ? mi_parcel_leave(parcel, mi_parcel_free) : MPIML_OK;
+  return code != MPIML_OK ? code : left;
 }

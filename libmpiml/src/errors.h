@@ -8,6 +8,9 @@
  * strings must live until the function returns. */
 void mi_at(const char *function, const char *what, const char *more);
 
+/* Which of several arrays is looked at, as "in" and 1; NULL: none, as after mi_at. */
+void mi_in(const char *which, int of);
+
 /* Sets the text, after where it happened and on which rank, and returns `code`. */
 int mi_fail(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 

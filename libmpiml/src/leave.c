@@ -74,7 +74,7 @@ static int say_all(void) {
   return code;
 }
 
-static void forget(void) {
+void mi_forget(void) {
   mi_manifest_clear(&mi.program);
   free(mi.partners);
   mi.partners = NULL;
@@ -94,7 +94,7 @@ static int leave(void) {
   if (code == MPIML_ERR_TIMEOUT) code = MPIML_OK; /* the failure itself is told below */
   else if (code == MPIML_OK) code = mi_link_close();
   if (code == MPIML_OK && mi.stop == MPIML_ERR_FAILED) code = mi_stopped();
-  forget();
+  mi_forget();
   return code;
 }
 

@@ -30,7 +30,7 @@ mi_topic *mi_topic_named(const char *name) {
     list(names, m->topics[i].name);
   }
   mi_fail(MPIML_ERR_TOPIC, "expected a topic of the program %s: %s", m->title,
-          *names ? names : "it has none");
+          *names ? names : "its ExternalNodes take part in none");
   return NULL;
 }
 

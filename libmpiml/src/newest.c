@@ -10,6 +10,7 @@
 #include "state.h"
 #include "topics.h"
 
+#include <math.h>
 #include <stdio.h>
 
 static mi_heard *heard_of(mi_topic *topic, const mi_frame *frame) {
@@ -101,7 +102,7 @@ static int take(mi_topic *topic, mpiml_array *into) {
     return mi_fail(MPIML_ERR_DTYPE, "expected one array, got a message that is none");
   }
   int code = mi_match(into, &entries[0].spec);
-  if (code == MPIML_OK) code = mi_receive(parcel, 1, entries, &into);
+  if (code == MPIML_OK) code = mi_receive(parcel, 1, entries, &into, INFINITY);
   if (code != MPIML_OK) return code;
   topic->version = 0;
   for (int i = 0; i < topic->nheard; ++i) topic->version += topic->heard[i].number;

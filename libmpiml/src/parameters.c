@@ -54,7 +54,7 @@ int mpiml_pull(const char *server, const char *name, mpiml_array *into, int64_t 
   if (count != 2 || told != &entries[1])
     code = mi_fail(MPIML_ERR_DTYPE, "expected an array and a version, got a reply that is neither");
   if (code == MPIML_OK) code = mi_match(into, &entries[0].spec);
-  if (code == MPIML_OK) code = mi_receive(reply, count, entries, targets);
+  if (code == MPIML_OK) code = mi_receive(reply, count, entries, targets, INFINITY);
   if (code == MPIML_OK) *version = (int64_t)mi_get(told->elements, 8);
   mi_reply_done(reply);
   return code;

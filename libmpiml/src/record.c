@@ -25,6 +25,9 @@ enum {
   GUEST = 3
 };
 
+/* Stands for the version of a rank that was called wrongly: so Python ranks refuse it, too. */
+static const char WRONG[VERSION_ROOM] = "wrong arguments";
+
 /* "Open MPI v5.0.10" of the long text that an MPI library has about itself. */
 static void library_name(char *name) {
   char text[MPI_MAX_LIBRARY_VERSION_STRING] = "";
@@ -48,9 +51,21 @@ void mi_record_write(unsigned char *record, const char *label) {
     memcpy(record + HOST, host.nodename, length);
     record[HOST_SIZE] = (unsigned char)length;
   }
-  memcpy(record + VERSION, MPIML_VERSION, sizeof MPIML_VERSION);
+  if (label) memcpy(record + VERSION, MPIML_VERSION, sizeof MPIML_VERSION);
+  else memcpy(record + VERSION, WRONG, sizeof WRONG);
   library_name((char *)record + LIBRARY);
-  memcpy(record + LABEL, label, strlen(label));
+  if (label) memcpy(record + LABEL, label, strlen(label));
+}
+
+bool mi_label_good(const char *label) {
+  if (!label || !*label || strlen(label) > MI_LABEL) return false;
+  for (const unsigned char *at = (const unsigned char *)label; *at;) {
+    int more = *at < 0x80 ? 0 : *at >= 0xC2 && *at < 0xE0 ? 1 : *at >= 0xE0 && *at < 0xF0 ? 2 : 3;
+    if (more == 3 && (*at < 0xF0 || *at > 0xF4)) return false;
+    for (++at; more > 0; --more, ++at)
+      if ((*at & 0xC0) != 0x80) return false;
+  }
+  return true;
 }
 
 static bool guest(const unsigned char *records, int rank) {
@@ -92,6 +107,12 @@ int mi_records_check(const unsigned char *records, int size, int rank) {
   int python = 0;
   for (int r = 0; r < size; ++r) python += !guest(records, r);
   if (python == 0) return no_python(size);
+  for (int r = 0; r < size; ++r)
+    if (guest(records, r) && memcmp(field(records, r, VERSION), WRONG, VERSION_ROOM) == 0)
+      return mi_fail(MPIML_ERR_ATTACH,
+                     "expected all ranks to attach, but rank %d called mpiml_attach with arguments "
+                     "that it refuses: its own mpiml_error() says which",
+                     r);
   for (int r = 0; r < size; ++r) {
     const char *own = field(records, rank, VERSION), *other = field(records, r, VERSION);
     if (records[(size_t)r * MI_RECORD] != 1 || memcmp(own, other, VERSION_ROOM) != 0)

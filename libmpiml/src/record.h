@@ -2,6 +2,8 @@
 #ifndef MPIML_RECORD_H
 #define MPIML_RECORD_H
 
+#include <stdbool.h>
+
 enum { MI_RECORD = 512, MI_LABEL = 43 };
 
 /* Where this rank is among those that attach. */
@@ -13,8 +15,11 @@ typedef struct mi_place {
   int root;          /* rank of the lowest Python rank */
 } mi_place;
 
-/* Writes this rank's record. */
+/* Writes this rank's record. A label of NULL: it will not attach, since it was called wrongly. */
 void mi_record_write(unsigned char *record, const char *label);
+
+/* Whether a label can be that of a node: 1 to MI_LABEL bytes of UTF-8. */
+bool mi_label_good(const char *label);
 
 /* MPIML_OK, or the error for which all ranks refuse. Local: all have the same records. */
 int mi_records_check(const unsigned char *records, int size, int rank);

@@ -63,6 +63,45 @@ def test_a_failure_in_python_ends_waits_in_c():
     assert not ended.leftovers
 
 
+def test_memory_is_the_callers_again_when_a_call_returns():
+    exe = program("ends.c", define="-DLATE")
+    ended = ends("late", exe=exe, solvers=1).check()
+    assert ": late: done" in ended.stdout
+    ended = ends("lost", exe=exe, solvers=1)
+    assert ended.rc == 1, ended
+    assert ": lost: done" in ended.stdout, ended
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        [("python", 2), ("red", 2), ("blue", 1)],
+        [("red", 1), ("python", 1), ("blue", 1), ("red", 1), ("python", 1)],
+    ],
+)
+def test_ranks_stand_in_any_order(order):
+    words, rows, colours = [], [], []
+    python = [sys.executable, "-m", "mpiml.run", HERE / "c/crowd.py", "--blue", "1"]
+    for who, n in order:
+        words += [":"] if words else []
+        words += ["-n", n, *(python if who == "python" else [program("crowd.c"), who])]
+        colours += n * [who]
+    for world, colour in enumerate(colours):
+        if colour != "python":
+            rank, size = colours[:world].count(colour), colours.count(colour)
+            rows.append((int(colour == "red"), rank, size, world))
+    with start(launcher(), *words, env=environment()) as job:
+        ended = job.wait(60).check()
+    assert f"said {sorted(rows)}" in ended.stdout
+
+
+def test_part_of_the_world_attaches():
+    guests, python = [program("crowd.c"), "red", "part"], [sys.executable, HERE / "c/crowd.py"]
+    with start(launcher(), "-n", 3, *guests, ":", "-n", 2, *python, env=environment()) as job:
+        ended = job.wait(60).check()
+    assert f"said {[(1, 0, 2, 2), (1, 1, 2, 1)]}" in ended.stdout
+
+
 @pytest.mark.parametrize(("how", "status"), [("abort", 5), ("exit", 4)])
 def test_a_solver_that_dies_ends_the_job(how, status):
     ended = ends(how)
@@ -76,6 +115,16 @@ def test_a_label_that_the_program_has_not_is_refused():
     ended = ends("label")
     assert ended.rc != 0
     assert ended.stdout.count('code 7: mpiml_attach("nobody")') == 2, ended
+
+
+def test_wrong_arguments_of_one_rank_are_told_to_all():
+    ended = ends("wrong")
+    assert ended.rc != 0
+    assert ended.stdout.count("code 2: ") == 1, ended
+    assert "a label of 1 to 43 bytes" in ended.stdout
+    assert ended.stdout.count("code 7: ") == 1
+    assert "rank 1 called mpiml_attach with arguments that it refuses" in ended.stdout
+    assert "'wrong arguments' on rank 1" in ended.stderr
 
 
 def test_alone_there_is_nothing_to_attach_to():
