@@ -7,7 +7,7 @@ from typing import Any
 
 from mpiml.contents import parts
 from mpiml.control import FAILED, REQUESTED, Note
-from mpiml.errors import RemoteError
+from mpiml.errors import RemoteError, UsageError
 from mpiml.external.codes import DTYPE, ENC_CODE, REMOTE, call_code, pack_code
 from mpiml.external.crowd import Crowd
 from mpiml.external.encoding import encode
@@ -172,7 +172,9 @@ class Reception:
         if code == REMOTE:
             text = f"{method}: {type(error).__name__}: {text}"
         kind = (title, method, type(error).__name__)
-        if code in (REMOTE, DTYPE) and kind not in self._shown:
+        # a path of parameters, say, that is wrong: frames of mpiml alone would tell nobody more
+        mistaken = frame.target == frame.source and isinstance(error, UsageError)
+        if code in (REMOTE, DTYPE) and not mistaken and kind not in self._shown:
             self._shown.add(kind)
             trace = remote_text(error, title, self._engine.rank)
             self._engine.log(f"{method} failed for a rank of another program:\n{trace}")

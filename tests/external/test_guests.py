@@ -283,7 +283,7 @@ PATHS = {
 @two
 @pytest.mark.parametrize("name", TREES)
 @pytest.mark.parametrize("servers", [1, 2])
-def test_one_array_of_any_tree_is_pushed_by_its_path_and_others_stay(name, servers):
+def test_one_array_of_any_tree_is_pushed_by_its_path_and_others_stay(name, servers, capfd):
     guests = {0: "solver"}
     moved, kept, last = PATHS[name]
 
@@ -315,6 +315,7 @@ def test_one_array_of_any_tree_is_pushed_by_its_path_and_others_stay(name, serve
     if comm().rank < 2:
         together(build, solver, guests, comm_)
     comm_.Free()
+    assert "Traceback" not in capfd.readouterr().err  # of a wrong path: who asked is told
 
 
 # -- the end -----------------------------------------------------------------------------------
@@ -462,7 +463,7 @@ def test_guests_are_as_many_as_attach_beside_nodes_that_fill_python():
         return program
 
     found = together(build, lambda guest: None, first())
-    if comm().rank:
+    if comm().rank == 1:
         assert found["py"] == [1] * (comm().size - 1)
         assert found["solver"] == [None]
 

@@ -11,6 +11,7 @@ from mpiml.errors import UsageError
 from mpiml.external.crowd import Crowd, keepers, ranges
 from mpiml.external.manifest import check_topics, manifest
 from mpiml.external.reception import Reception
+from mpiml.handshake import Record, alone
 from mpiml.hosts import Facts
 from mpiml.layout import lay_out, split_layers
 from tests.external.guest import Guest, Reader
@@ -123,6 +124,19 @@ def test_guests_of_other_labels_are_named():
         PlacementError, match=r"got 1 \(there attach 1 as 'solver', 2 as 'sovler'"
     ):
         keepers(program, Crowd(("solver", "sovler", "sovler"), (0, 1, 2), (3,)))
+
+
+def test_labels_that_are_no_utf8_stay_different():
+    ready = alone(None)._replace(state=3)
+    told = [ready._replace(guest=label).pack() for label in ("caf\udce9", "caf\udce8")]
+    assert b"caf\xe9\0" in told[0]
+    labels = [Record.unpack(data).guest for data in told]
+    program = Program("labels")
+    program.add_node(ExternalNode(), label="caf\u00e9")
+    with pytest.raises(PlacementError) as caught:
+        keepers(program, Crowd(labels, (0, 1), (2,)))
+    assert "there attach 1 as 'caf\\udce9', 1 as 'caf\\udce8'" in str(caught.value)
+    str(caught.value).encode()
 
 
 def test_labels_are_looked_at_once_however_many_guests():
