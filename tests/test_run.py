@@ -173,6 +173,19 @@ def test_a_dry_run_shows_graph_placement_and_environment(environ, launched, caps
     assert capsys.readouterr() == ("", "")
 
 
+def test_a_dry_run_places_what_runs_in_python(environ, launched, capsys, tmp_path):
+    path = tmp_path / "beside.py"
+    path.write_text(
+        "import mpiml\ndef build():\n    p = mpiml.Program('p')\n"
+        "    p.add_node(mpiml.PyNode(print), label='py', replicas=mpiml.FILL)\n"
+        "    p.add_node(mpiml.ExternalNode(), label='solver', replicas=mpiml.FILL)\n    return p\n"
+    )
+    assert run.main(["--dry-run", "-n", "2", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "py/1" in out
+    assert "solver/0" not in out
+
+
 def test_a_dry_run_of_a_program_that_does_not_fit(environ, launched, capsys, file):
     assert run.main(["--dry-run", "-n", "9", file, "--workers", "2"]) == 1
     assert "needs 3 ranks, but there are 9" in capsys.readouterr().err
