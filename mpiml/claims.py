@@ -8,6 +8,7 @@ from typing import Any
 
 from mpiml.config import Config
 from mpiml.errors import UsageError
+from mpiml.refusal import lonely
 from mpiml.started import refuse_start, refuse_world
 
 __all__ = ["claimed", "default_comm"]
@@ -45,9 +46,11 @@ def default_comm() -> Any:
     if comm is None:
         from mpiml import world
 
-        refuse_start(where, world.described())
+        with lonely(where):
+            refuse_start(where, world.described())
         comm = world.start()
-        refuse_world(where, world.described(), comm.size)
+        with lonely(where):
+            refuse_world(where, world.described(), comm.size)
     return comm
 
 

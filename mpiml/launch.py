@@ -22,6 +22,7 @@ from mpiml.handles import walk
 from mpiml.hosting import HostedNode
 from mpiml.loading import refuse_while_loading
 from mpiml.program import Program
+from mpiml.refusal import end_job
 from mpiml.result import Result, finish
 from mpiml.runtime import Runtime, Settings
 from mpiml.session import Job, run_session
@@ -174,7 +175,11 @@ def run_program(
             box.append(result)
         status = result.status
     except BaseException as error:
+        turn = getattr(error, "mpiml_turn", None)  # of a rank that is refused by itself
+        time.sleep(turn or 0.0)
         status = _show(error, rank, comm is not None)
+        if turn is not None:
+            end_job(status)
         if comm is None and rank:  # Open MPI ends all ranks as soon as one has left
             time.sleep(_AHEAD)
     left = _threads_left(base.grace) if box is None else ""

@@ -14,7 +14,6 @@ A launcher of a batch system (srun) is left alone: the system knows which nodes 
 """
 
 import os
-import subprocess
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -64,11 +63,14 @@ def script(chain: Sequence[Process], started: Sequence[int]) -> str:
     return ""
 
 
-def bury() -> bool:
+def bury(patience: float = 0.0) -> bool:
     """Let the launcher end soon, whatever it waits for; whether it is MPICH's.
 
-    Local: starts a shell in a session of its own, which ends within 5 s.
+    Local: starts a shell in a session of its own, which ends within 5 s after `patience`, in
+    seconds, which the launcher gets to end by itself.
     """
+    import subprocess  # only here: it is slow to import, and every rank starts through here
+
     chain = launcher_chain(os.getppid())
     text = script(chain, _children(chain) if chain else ())
     if not text:
@@ -78,7 +80,7 @@ def bury() -> bool:
     }  # not found by what sweeps ranks away
     try:
         subprocess.run(  # the shell leaves another one behind
-            ["/bin/sh", "-c", f"({text}) &"],
+            ["/bin/sh", "-c", f"(sleep {patience:g}; {text}) &"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -91,14 +93,24 @@ def bury() -> bool:
     return any(process.name in _HYDRA for process in chain)
 
 
-def resign(status: int) -> None:
+def resign(status: int, started: bool = True) -> None:
     """Leave MPICH's job with `status` and end it, as `MPI_Abort` would; never returns.
 
     Local. `MPI_Abort` itself would wait here for a host that is cut off, holding Python's lock.
+
+    Parameters
+    ----------
+    status
+        Of this process, and of the launcher.
+    started
+        MPI has been initialised, so the process manager knows this rank; Slurm's wants to be
+        told first which PMI is spoken.
     """
     fd = Config.read_foreign().pmi_fd
     if fd is not None:
         with suppress(OSError):
+            if not started:
+                os.write(fd, b"cmd=init pmi_version=1 pmi_subversion=1\n")
             os.write(fd, f"cmd=abort exitcode={status}\n".encode())
         time.sleep(1.0)  # else the manager takes the end of this rank for the news
     os._exit(status)

@@ -8,6 +8,7 @@ import pytest
 
 from mpiml.config import Config
 from mpiml.errors import UsageError
+from mpiml.refusal import turn
 from mpiml.started import refuse_start, refuse_world
 from mpiml.vendors import family, speaks_pmi, speaks_pmix, title
 from tests.mpi import ROOT, child, environment, vendor
@@ -194,6 +195,38 @@ def test_the_mpiexec_of_another_mpi_runs_nothing(mpi_launcher, script, mine):
     assert ended.rc == 2, ended
     assert ended.stderr.count("started 2 ranks, but mpi4py loads") == 1, ended
     assert "mpiml.doctor" in ended.stderr
+
+
+@pytest.mark.parametrize("other", [0, 1], ids=["first", "second"])
+@pytest.mark.parametrize("what", ["run", "doctor"])
+def test_one_rank_with_another_mpi_speaks_and_ends_the_job(mpi_launcher, script, what, other):
+    """The others wait in MPI_Init, and nobody can tell them."""
+    if vendor() == "debian" or not others():
+        pytest.skip("no other MPI wheel beside this one")
+    pythons = [sys.executable, sys.executable]
+    pythons[other] = others()[0][1]
+    command = [("-n", 1, p, "-m", f"mpiml.{what}") for p in pythons]
+    if what == "run":
+        command = [(*part, script) for part in command]
+    ended = child(mpi_launcher, *command[0], ":", *command[1], env=environment(PYTHONPATH=ROOT))
+    assert "ran" not in ended.stdout.split()
+    assert ended.rc == (2 if what == "run" else 1), ended
+    said = ended.stderr if what == "run" else ended.stdout
+    assert said.count("started 2 ranks, but mpi4py loads") == 1, ended
+    assert f"Said by rank {other} on host" in said, ended
+
+
+def test_who_is_refused_alone_speaks_in_turn():
+    """Rank 0, then one of each host, then the rest; in srun's trap all are alike."""
+    local = {"MPI_LOCALRANKID": "0"}
+    turns = [
+        turn(Config.read(environ))
+        for environ in (
+            HYDRA | {"PMI_RANK": "0"}, HYDRA | local, HYDRA | {"MPI_LOCALRANKID": "1"},
+            STEP, PMIX, PMIX | {"SLURM_LOCALID": "0"}, PMI2 | {"PMI_FD": "7"},
+        )
+    ]  # fmt: skip
+    assert turns == [0, 2, 4, None, None, 2, 4]
 
 
 def test_the_doctor_in_such_a_step_says_the_same(srun):

@@ -9,8 +9,9 @@ then, and a timer speaks.
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from mpiml.config import Config
 from mpiml.doctor.check import Check
@@ -20,6 +21,7 @@ from mpiml.doctor.ranks import CURES
 from mpiml.doctor.trials import Place, trials
 from mpiml.errors import UsageError
 from mpiml.hosts import Facts, local_facts
+from mpiml.refusal import end_job, lonely
 from mpiml.started import launcher_of, refuse_start, refuse_world
 from mpiml.vendors import family, title
 
@@ -28,6 +30,14 @@ __all__ = ["Seen", "abort", "report_of", "run_in_job"]
 
 #: What is compared over ranks, or tried with them, needs no row of each host where it is well.
 _TOLD_BELOW = ("cores", "mpi4py", "numpy", "single copy")
+
+
+_TRIALS = 10  # timeouts, until MPI has to be up: each host's trials come before
+_LATE = (
+    "ranks",
+    "fail",
+    "See that all hosts load the same MPI, and reach each other; or try another MPI library.",
+)
 
 
 class Seen(NamedTuple):
@@ -78,14 +88,14 @@ def run_in_job(
     rows: list[Check] = []
     if first and not config.singleton_trap:
         rows = machine_checks(timeout)
-    try:
-        comm = _start(config)
-    except UsageError as error:
-        found, _, cure = str(error).partition(" Use ")
-        rows.append(Check("ranks", "fail", found, f"Use {cure}" if cure else "See there."))
-        return (rows if speaks else []), False
-    seen = comm.gather(Seen(local_facts(config), _versions(), _folder(), rows))
-    with _Watch(comm, timeout, show) as watch:
+    with _Watch(speaks, timeout, show) as watch:
+        watch.begin("start")  # waits for the trials of other hosts
+        try:
+            comm = _start(config)
+        except UsageError as error:
+            _refuse(error, rows if speaks else [], speaks, show)
+        seen = comm.gather(Seen(local_facts(config), _versions(), _folder(), rows))
+        watch.comm = comm
         if seen is not None:
             watch.rows += report_of(seen, config)
         names = comm.bcast(None if seen is None else [one.facts.name for one in seen])
@@ -138,10 +148,28 @@ def report_of(seen: Sequence[Seen], config: Config) -> list[Check]:
 def _start(config: Config) -> Any:
     from mpiml import world
 
-    refuse_start(config, world.described())
+    with lonely(config):
+        refuse_start(config, world.described())
     comm = world.start()
-    refuse_world(config, world.described(), comm.size)
+    with lonely(config):
+        refuse_world(config, world.described(), comm.size)
     return comm
+
+
+def _refuse(
+    error: UsageError,
+    rows: Sequence[Check],
+    speaks: bool,
+    show: Callable[[list[Check]], object],
+) -> NoReturn:
+    """Say in this rank's turn why MPI does not start here, and end the job."""
+    time.sleep(getattr(error, "mpiml_turn", 0.0))
+    if speaks or getattr(error, "mpiml_rank", -1) >= 0:
+        found, _, cure = str(error).partition(" Use ")
+        cure = f"Use {cure}" if cure else "See there."
+        show([*rows, Check("ranks", "fail", found, cure)])
+    end_job(1)
+    raise SystemExit(1)
 
 
 def _library() -> str:
@@ -170,17 +198,17 @@ def _folder() -> str:
 
 
 class _Watch:
-    """Ends the job with a report when a trial does not end."""
+    """Ends the job with a report when a trial does not end; `comm` is None until MPI is up."""
 
     def __init__(
-        self, comm: Any, timeout: float, show: Callable[[list[Check]], object]
+        self, speaks: bool, timeout: float, show: Callable[[list[Check]], object]
     ) -> None:
         self.rows: list[Check] = []
-        self._comm, self._timeout, self._show = comm, timeout, show
+        self.comm: Any = None
+        self._speaks, self._timeout, self._show = speaks, timeout, show
         self._timer: threading.Timer | None = None
 
     def __enter__(self) -> "_Watch":
-        self.begin("ranks")
         return self
 
     def __exit__(self, *args: object) -> None:
@@ -190,14 +218,18 @@ class _Watch:
     def begin(self, name: str) -> None:
         """Give the trial of this name its time."""
         self.__exit__()
+        limit = self._timeout * (_TRIALS if self.comm is None else 1)
         # Rank 0 has the report: it speaks first, and ends the others.
-        late = self._timeout if self._comm.rank == 0 else self._timeout + 10.0
+        late = limit if self._speaks else limit + 10.0
         self._timer = threading.Timer(late, self._end, (name,))
         self._timer.daemon = True
         self._timer.start()
 
     def _end(self, name: str) -> None:
-        row, _, cure = CURES.get(name, (name, "fail", "Try another MPI library."))
-        if self._comm.rank == 0:
+        row, _, cure = CURES.get(name, _LATE)
+        if self._speaks:
             self._show([*self.rows, Check(row, "fail", "the ranks did not end in time", cure)])
-        self._comm.Abort(1)
+        if self.comm is None:
+            end_job(1)
+            os._exit(1)
+        self.comm.Abort(1)
