@@ -18,6 +18,15 @@ install(FILES ${CMAKE_CURRENT_LIST_DIR}/../include/mpiml.h
   DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(EXPORT mpiml-targets NAMESPACE mpiml:: DESTINATION ${config})
 
+# What find_package(mpiml) compares with the MPI library of the project that calls it.
+set(mpi_libraries "")
+foreach(library IN LISTS MPI_C_LIBRARIES)
+  get_filename_component(library "${library}" REALPATH)
+  if(library MATCHES "/lib[^/]*mpi[^/]*$")
+    list(APPEND mpi_libraries "${library}")
+  endif()
+endforeach()
+
 configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/mpiml-config.cmake.in
   ${CMAKE_CURRENT_BINARY_DIR}/mpiml-config.cmake INSTALL_DESTINATION ${config})
 write_basic_package_version_file(${CMAKE_CURRENT_BINARY_DIR}/mpiml-config-version.cmake
