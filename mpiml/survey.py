@@ -92,7 +92,10 @@ def thread_frames() -> dict[int, FrameType]:
 def stack_of(node: Any) -> str:
     """Return the stacks of the threads that belong to `node`, user code only, as text."""
     if getattr(node, "outside", False):
-        return "  (a rank of another program, which has not called mpiml_leave)"
+        return (
+            "  (a rank of another program, which has not called mpiml_leave: it has to call"
+            " mpiml_stopping, and see it, within --grace)"
+        )
     frames = thread_frames()
     names = {f"mpiml {node.title}", f"mpiml loop {node.title}"}
     main = len(node.runtime.nodes) == 1 or node.calling_back

@@ -159,6 +159,11 @@ def test_any_text_reaches_the_script_as_it_is(value):
         (["program", "--partition", "a b"], "--partition: expected one word"),
         (["program", "--arguments", "a\nb"], "--arguments: expected one line"),
         (["array", "--seeds", "a-b"], "--seeds: expected seeds such as"),
+        (
+            ["coupled", "--solver-ranks", "6"],
+            "--solver-ranks: expected at most 5, since 1 hosts",
+        ),
+        (["coupled", "--hosts", "2", "--solver-ranks", "12"], "at most 11"),
         (["program", "--requeue", "maybe"], "--requeue: expected yes or no"),
         (["program", "--nodes", "3"], "unrecognized arguments: --nodes"),
         ([], "TEMPLATE"),

@@ -87,7 +87,7 @@ OPTIONS = {
         Option("cpus-per-host", "cores of each host", "", _count),
         Option("gpus-per-host", "GPUs on each host", "gpus-per-node", _count),
         Option("memory", "memory of each host, as Slurm or Kubernetes writes it", "mem"),
-        Option("time", "time limit: 90s, 30m, 2:00:00, 1-00:00:00", "time", _time),
+        Option("time", "time limit: 90 (seconds), 30m, 2:00:00, 1-00:00:00", "time", _time),
         Option("warning", "how long before it the program is told to stop", "signal", _warning),
         Option("partition", "partition of the cluster", "partition"),
         Option("account", "account to be charged", "account"),
@@ -127,7 +127,8 @@ def fill(text: str, values: Mapping[str, str]) -> str:
     Raises
     ------
     UsageError
-        The template has no place for one, or the value is not one; names the option.
+        The template has no place for one, or the value is not one; names the option. Or the
+        solver's ranks leave none to the program.
     """
     for name, value in values.items():
         option = OPTIONS[name]
@@ -151,7 +152,29 @@ def fill(text: str, values: Mapping[str, str]) -> str:
         else:
             places = ", ".join(f"--{place}" for place in options_of(text))
             raise UsageError(f"--{name}: this template has no place for it; it has {places}")
+    if values:
+        _check_solver(text)
     return text
+
+
+def _check_solver(text: str) -> None:
+    """Refuse a coupled job whose MPI code leaves no rank to the program."""
+    numbers = [
+        re.search(pattern, text, re.MULTILINE)
+        for pattern in (
+            r"^SOLVER_RANKS=\$\{SOLVER_RANKS:-(\d+)\}",
+            r"^#SBATCH --nodes=(\d+)$",
+            r"^#SBATCH --ntasks-per-node=(\d+)$",
+        )
+    ]
+    solver, hosts, each = (int(found[1]) if found else None for found in numbers)
+    if solver is None or hosts is None or each is None or solver < hosts * each:
+        return
+    raise UsageError(
+        f"--solver-ranks: expected at most {hosts * each - 1}, since {hosts} hosts with {each} ranks "
+        f"each have {hosts * each} and the program needs one at least, got {solver}. Give more "
+        "--hosts or --ranks-per-host"
+    )
 
 
 def _found(option: Option, text: str) -> list[list[re.Match[str]]]:
