@@ -111,6 +111,8 @@ class Config(NamedTuple):
         Whether the launcher's variables are those of PMI-1 or PMI-2, and those of PMIx.
     cpus_per_task
         Cores that Slurm gave each task, where the user asked for a number.
+    cpus_on_node
+        Cores of this host that are the job's, where Slurm says so.
     gpus_private
         Slurm shows each task only its own GPUs, so equal device numbers of two ranks of a
         host are different devices.
@@ -156,6 +158,7 @@ class Config(NamedTuple):
     pmi: bool = False
     pmix: bool = False
     cpus_per_task: int | None = None
+    cpus_on_node: int | None = None
     gpus_private: bool = False
     cuda_visible_devices: str | None = None
     omp_set: bool = False
@@ -197,6 +200,7 @@ class Config(NamedTuple):
         environ = os.environ if environ is None else environ
         base = cls(
             cpus_per_task=_whole(environ, "SLURM_CPUS_PER_TASK"),
+            cpus_on_node=_whole(environ, "SLURM_CPUS_ON_NODE"),
             cuda_visible_devices=environ.get("CUDA_VISIBLE_DEVICES"),
             omp_set="OMP_NUM_THREADS" in environ,
             mpich_netmod=environ.get("MPIR_CVAR_CH4_NETMOD"),
@@ -232,7 +236,9 @@ def _outer(key: str) -> bool:
     if key.startswith(("OMPI_MCA_", "PMIX_MCA_")):
         return False
     return (
-        key.startswith(("OMPI_COMM_WORLD_", "PMI_", "PMIX_", "MPI_LOCAL", "SLURM_STEP"))
+        key.startswith(
+            ("OMPI_COMM_WORLD_", "PALS_", "PMI_", "PMIX_", "MPI_LOCAL", "SLURM_STEP")
+        )
         or key.startswith("SLURM_NTASKS")
         or key in ("SLURM_NPROCS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_DISTRIBUTION")
         or key in ("MPIML_LAUNCHER_PID", "MPIML_LAUNCHER_HOST")
@@ -283,7 +289,8 @@ def _launched(environ: Mapping[str, str]) -> dict[str, Any]:
     in_step = step is not None and step < _FIRST_SPECIAL_STEP
     tasks = _whole(environ, "SLURM_STEP_NUM_TASKS") if in_step else None
     ompi = _whole(environ, "OMPI_COMM_WORLD_RANK")
-    pmi = _whole(environ, "PMI_RANK")
+    # the step of an older Slurm on Cray EX has no other sign of its PMI (cray_shasta)
+    pmi = _whole(environ, "PMI_RANK", *(("PALS_RANKID",) if in_step else ()))
     pmix = _whole(environ, "PMIX_RANK")
     facts: dict[str, Any] = {"slurm_step_tasks": tasks, "pmi": pmi is not None}
     facts["pmix"] = pmix is not None or ompi is not None
@@ -307,10 +314,15 @@ def _launched(environ: Mapping[str, str]) -> dict[str, Any]:
         }
     elif pmi is not None or pmix is not None:
         facts |= _srun(environ, tasks, pmi if pmi is not None else pmix, in_step)
-    elif tasks is not None and tasks > 1:
+    elif tasks is not None and tasks > 1 and not _terminal(environ):
         facts |= _srun(environ, tasks, _whole(environ, "SLURM_PROCID"), in_step)
         facts["singleton_trap"] = True
     return facts
+
+
+def _terminal(environ: Mapping[str, str]) -> bool:
+    """Tell whether srun runs one shell, for its user: with ``--pty`` only the first task is."""
+    return "SLURM_PTY_PORT" in environ and _whole(environ, "SLURM_PROCID") == 0
 
 
 def _srun(

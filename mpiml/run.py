@@ -135,6 +135,8 @@ def _program(options: Options) -> Program:
 def _check(options: Options, where: Config) -> None:
     """Refuse what contradicts the way in which this process was started."""
     if where.singleton_trap:
+        if options.n is not None or options.dry_run:  # one task does it, and needs no PMI
+            return
         raise UsageError(trapped(where.slurm_step_tasks))
     if options.n is not None and where.launcher is not None and (where.size_hint or 1) > 1:
         raise UsageError(

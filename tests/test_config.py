@@ -65,6 +65,21 @@ def test_srun_with_a_pmi(pmi):
     assert not config.singleton_trap
 
 
+def test_an_older_slurm_on_cray_ex_has_only_the_number_of_pals():
+    config = Config.read(STEP | {"PALS_RANKID": "4", "PALS_APID": "5.0"})
+    assert hints(config) == ("slurm", 4, 6, 1, 3)
+    assert config.pmi
+    assert not config.singleton_trap
+    assert Config.read({"PALS_RANKID": "4"}).launcher is None, "PALS itself sets PMI_RANK"
+    assert "PALS_RANKID" not in inner_environ({"PALS_RANKID": "4"})
+
+
+def test_a_shell_by_srun_pty_is_no_trap():
+    shell = STEP | {"SLURM_PTY_PORT": "34567", "SLURM_PROCID": "0"}
+    assert hints(Config.read(shell)) == (None,) * 5
+    assert Config.read(shell | {"SLURM_PROCID": "1"}).singleton_trap
+
+
 def test_plain_srun_is_the_singleton_trap():
     config = Config.read(STEP)
     assert config.singleton_trap
