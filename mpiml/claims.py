@@ -9,7 +9,7 @@ from typing import Any
 from mpiml.config import Config
 from mpiml.errors import UsageError
 from mpiml.refusal import lonely
-from mpiml.started import refuse_start, refuse_world
+from mpiml.started import alone, refuse_start, refuse_world
 
 __all__ = ["claimed", "default_comm"]
 
@@ -46,6 +46,8 @@ def default_comm() -> Any:
     if comm is None:
         from mpiml import world
 
+        if alone(where, world.described()):
+            return None
         with lonely(where):
             refuse_start(where, world.described())
         comm = world.start()
@@ -70,9 +72,14 @@ def claimed(comm: Any) -> Iterator[None]:
             "mpiml.launch: MPI has been finalised in this process, got a communicator of it. "
             "Launch before MPI.Finalize()."
         )
-    from mpiml.world import check_caller
+    from mpiml.world import called_here
 
-    check_caller()
+    with called_here(), _alone_on(comm, MPI):
+        yield
+
+
+@contextmanager
+def _alone_on(comm: Any, MPI: Any) -> Iterator[None]:
     if comm == MPI.COMM_NULL:
         raise UsageError(
             "mpiml.launch: expected a communicator that this rank is in, got COMM_NULL. Only "

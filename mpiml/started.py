@@ -10,7 +10,7 @@ from mpiml.config import Config
 from mpiml.errors import UsageError
 from mpiml.vendors import TITLES, family, speaks_pmi, speaks_pmix, title
 
-__all__ = ["launcher_of", "refuse_start", "refuse_world", "trapped"]
+__all__ = ["alone", "launcher_of", "refuse_start", "refuse_world", "trapped"]
 
 _TRAP = (
     "srun started {tasks} tasks without the PMI of their MPI, so each would be rank 0 of 1. "
@@ -33,10 +33,20 @@ def launcher_of(config: Config) -> str:
     """Return what started this process, in words. Local."""
     return {
         "openmpi": "Open MPI's mpirun",
-        "mpich": "MPICH's mpiexec (Hydra)",
+        "mpich": "a PMI launcher such as MPICH's mpiexec",
         "slurm": "srun",
         None: "no launcher",
     }[config.launcher]
+
+
+def alone(config: Config, library: str) -> bool:
+    """Tell whether this is one process, under a launcher where this MPI would end it. Local.
+
+    A shell by ``srun --pty`` where PMIx is the default: MPICH does not come up in it, and a
+    program of one process needs no MPI.
+    """
+    unknown = config.pmix and not config.pmi and not speaks_pmix(library)
+    return unknown and config.size_hint == 1
 
 
 def refuse_start(config: Config, library: str) -> None:
@@ -102,7 +112,9 @@ def _kind(library: str) -> str:
 
 
 def _ranks(config: Config) -> str:
-    return f"{config.size_hint} ranks" if config.size_hint else "this process"
+    if config.size_hint is None or config.size_hint < 2:
+        return "this process"
+    return f"{config.size_hint} ranks"
 
 
 def _cure(config: Config, library: str) -> str:

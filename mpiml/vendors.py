@@ -20,6 +20,10 @@ def family(text: str) -> str | None:
 def title(text: str) -> str:
     """Return name and version of a library, as short as they can be said. Local."""
     line = text.split("\n")[0].split(",")[0].strip("\0 ")
+    if "CRAY MPICH" in line:
+        line = line.partition(":")[
+            2
+        ]  # of "MPI VERSION    : CRAY MPICH version 8.1.29.21 (...)"
     return " ".join(line.replace("MPICH Version:", "MPICH").split()) or "an unknown MPI"
 
 
@@ -29,7 +33,7 @@ def speaks_pmix(text: str) -> bool:
     MPICH says how it was configured; one that was configured without PMIx ends each process
     that finds itself under such a server, before anybody can say why.
     """
-    return family(text) != "mpich" or "pmix" in text
+    return family(text) != "mpich" or "--with-pmix" in text
 
 
 def loses_between_hosts(text: str) -> bool:

@@ -9,7 +9,7 @@ import pytest
 from mpiml.config import Config
 from mpiml.errors import UsageError
 from mpiml.refusal import turn
-from mpiml.started import refuse_start, refuse_world
+from mpiml.started import alone, refuse_start, refuse_world
 from mpiml.vendors import family, speaks_pmi, speaks_pmix, title
 from tests.mpi import ROOT, child, environment, vendor
 
@@ -17,6 +17,7 @@ OMPI5 = "Open MPI v5.0.11, package: Open MPI user@localhost Distribution, ident:
 OMPI4 = "Open MPI v4.1.4, package: Debian OpenMPI, ident: 4.1.4\0"
 MPICH = "MPICH Version:      5.0.2\nMPICH configure:    --with-device=ch4:ucx,ofi\n"
 MPICH_PMIX = MPICH.replace("ch4:ucx,ofi", "ch4:ofi --with-pmix=/usr")
+MPICH_NONE = MPICH.replace("ch4:ucx,ofi", "ch4:ofi --without-pmix")
 INTEL = "Intel(R) MPI Library 2021.17 for Linux* OS\n\0"
 CRAY = "MPI VERSION    : CRAY MPICH version 8.1.29.21 (ANL base 3.4a2)\n"
 
@@ -48,8 +49,9 @@ def refused(environ, library, size=1):
         (OMPI4, "openmpi", "Open MPI v4.1.4", True, True),
         (MPICH, "mpich", "MPICH 5.0.2", True, False),
         (MPICH_PMIX, "mpich", "MPICH 5.0.2", True, True),
+        (MPICH_NONE, "mpich", "MPICH 5.0.2", True, False),
         (INTEL, "intel", "Intel(R) MPI Library 2021.17 for Linux* OS", True, True),
-        (CRAY, "mpich", "MPI VERSION : CRAY MPICH version 8.1.29.21 (ANL base 3.4a2)", True, False),
+        (CRAY, "mpich", "CRAY MPICH version 8.1.29.21 (ANL base 3.4a2)", True, False),
         ("LAM/MPI", None, "LAM/MPI", True, True),
     ],
 )  # fmt: skip
@@ -227,6 +229,21 @@ def test_who_is_refused_alone_speaks_in_turn():
         )
     ]  # fmt: skip
     assert turns == [0, 2, 4, None, None, 2, 4]
+
+
+def test_a_dry_run_in_such_a_step_is_one_process(srun, script):
+    ended = child(
+        srun, sys.executable, "-m", "mpiml.run", "--dry-run", script, env=environment()
+    ).check()
+    assert ended.stdout.count("start: ") == 1, ended
+
+
+def test_one_process_that_its_mpi_would_not_survive_needs_none():
+    one = Config.read(PMIX | {"SLURM_STEP_NUM_TASKS": "1"})
+    assert alone(one, MPICH)
+    assert not alone(one, OMPI5)
+    assert not alone(Config.read(PMIX), MPICH)
+    assert not alone(Config.read({"PMIX_RANK": "0"}), MPICH), "how many there are is not said"
 
 
 def test_the_doctor_in_such_a_step_says_the_same(srun):
