@@ -190,12 +190,26 @@ def local_facts(config: Config | None = None) -> Facts:
         gpus=gpus,
         given=config.cpus_per_task or 0,
         machine=int(digits, 16) if digits.isalnum() else 0,
-        gpus_private=config.gpus_private,
+        gpus_private=config.gpus_private or _named(config.cuda_visible_devices),
         gpus_hidden=not gpus and _hides(config),
         threads=config.omp_threads or 0,
-        around=len(affinity(os.getppid())),
+        around=_around(config),
         folder=folder_number(),
     )
+
+
+def _around(config: Config) -> int:
+    cores = len(affinity(os.getppid()))
+    if (
+        config.launcher == "slurm"
+    ):  # whose daemon may run on all cores, also those of other jobs
+        return min(cores, config.cpus_on_node or cores)
+    return cores
+
+
+def _named(visible: str | None) -> bool:
+    """Tell whether a rank is shown one device by its UUID: another rank's is another one."""
+    return visible is not None and visible.startswith(("GPU-", "MIG-")) and "," not in visible
 
 
 def _hides(config: Config) -> bool:

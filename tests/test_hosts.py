@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpiml import machine
+from mpiml import hosts, machine
 from mpiml.config import Config
 from mpiml.errors import UsageError
 from mpiml.hosts import (
@@ -128,6 +128,20 @@ def test_local_facts():
 )  # fmt: skip
 def test_visible_gpus(visible, gpus):
     assert local_facts(Config(cuda_visible_devices=visible)).gpus == gpus
+
+
+def test_a_device_shown_by_its_name_is_no_other_ranks():
+    assert local_facts(Config(cuda_visible_devices="GPU-ab")).gpus_private
+    assert local_facts(Config(cuda_visible_devices="MIG-ab")).gpus_private
+    assert not local_facts(Config(cuda_visible_devices="GPU-ab,GPU-cd")).gpus_private
+    assert not local_facts(Config(cuda_visible_devices="0")).gpus_private
+
+
+def test_what_is_around_a_rank_of_srun_is_what_the_job_has(monkeypatch):
+    monkeypatch.setattr(hosts, "affinity", lambda process=0: frozenset(range(64)))
+    assert local_facts(Config(launcher="slurm", cpus_on_node=4)).around == 4
+    assert local_facts(Config(launcher="slurm")).around == 64
+    assert local_facts(Config(launcher="openmpi", cpus_on_node=4)).around == 64
 
 
 def test_devices_that_are_hidden_are_not_none(monkeypatch):
