@@ -26,6 +26,7 @@ LOSSY = (
 )
 _OPENMP = ("libgomp", "libiomp5", "libomp")
 
+_said: set[str] = set()  # notes, each of which is said once in a process
 _ours: list[str] = []  # the value that we set, if the user did not
 
 
@@ -79,6 +80,11 @@ def start_notes(facts: Sequence[Facts], library: str, whole: bool) -> list[str]:
         What the MPI library says of itself.
     whole
         These are all ranks that the launcher started.
+
+    Returns
+    -------
+    list of str
+        Without those of earlier programs in this process.
     """
     from mpiml.binding import binding_notes
     from mpiml.vendors import loses_between_hosts
@@ -88,7 +94,9 @@ def start_notes(facts: Sequence[Facts], library: str, whole: bool) -> list[str]:
     hosts = {(fact.name, fact.machine) for fact in facts}
     if 1 < len(hosts) < len(facts) and config.mpich_netmod != "ofi":
         notes += [LOSSY] if loses_between_hosts(library) else []
-    return notes
+    new = [note for note in notes if note not in _said]
+    _said.update(new)
+    return new
 
 
 def keeping_cores(load: Callable[[], T], config: Config) -> Callable[[], T]:

@@ -166,7 +166,8 @@ def exchange(
         from mpiml.whereabouts import only_there
 
         error = _failure(comm, error, failed[0], "built")
-        raise _located(error, only_there(failed, [record.facts for record in records]))
+        files = isinstance(error, (ImportError, OSError, UsageError))
+        raise _located(error, only_there(failed, [record.facts for record in records], files))
     if len({record.digest for record in records}) > 1:
         names = [record.facts.name for record in records]
         _compare(comm, lines, [record.digest for record in records], names)
@@ -271,7 +272,9 @@ def _located(error: BaseException, where: str) -> BaseException:
     if not where:
         return error
     if isinstance(error, UsageError) and len(error.args) == 1:
-        error.args = (f"{error.args[0]} {where}",)
+        text = str(error.args[0])
+        end = "" if text.endswith((".", "!", "?", ":")) else "."
+        error.args = (f"{text}{end} {where}",)
     else:
         error.add_note(where)
     return error

@@ -143,7 +143,7 @@ def _role(program: Program, label: str) -> int:
     labels = [role.label for role in program.roles]
     if label not in labels:
         raise UsageError(
-            f"mpiml.attach: the program has no role {label!r}; it has {', '.join(labels)}"
+            f"mpiml.attach: the program has no role {label!r}; it has {', '.join(labels)}."
         )
     return labels.index(label)
 
@@ -190,7 +190,7 @@ def _meet(stack: ExitStack, job: Job) -> _Meeting:
         program, [r.facts for r in records], [r.attached for r in records],
         job.threads, config.host_size, party and party.crowd,
     )  # fmt: skip
-    if comm is not None and comm.rank == 0:
+    if comm is not None and comm.rank == 0 and (job.hooks or _leads()):
         from mpiml.world import described
 
         facts, whole = [record.facts for record in records], job.hooks and party is None
@@ -217,6 +217,13 @@ def _meet(stack: ExitStack, job: Job) -> _Meeting:
     token, guests = records[first].token, party is not None
     shared = share(world, comm.rank, hosts, config, token, guests)
     return meeting._replace(comm=comm, party=party, world=world, shared=shared)
+
+
+def _leads() -> bool:
+    """Tell whether this is rank 0 of all: of many small programs, one speaks of the start."""
+    from mpi4py import MPI
+
+    return int(MPI.COMM_WORLD.rank) == 0
 
 
 def _part(stack: ExitStack, comm: Any, parties: list[Any], records: list[Any]) -> Any:

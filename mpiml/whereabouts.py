@@ -47,7 +47,7 @@ def place_of(ranks: Sequence[int], names: Sequence[str] = ()) -> str:
     return f"{text} ({'host' if len(hosts) == 1 else 'hosts'} {_list(hosts)})"
 
 
-def only_there(failed: Sequence[int], facts: Sequence[Facts]) -> str:
+def only_there(failed: Sequence[int], facts: Sequence[Facts], files: bool = True) -> str:
     """Return a sentence on what sets the ranks apart that could not build; "" for all ranks.
 
     Local.
@@ -58,12 +58,16 @@ def only_there(failed: Sequence[int], facts: Sequence[Facts]) -> str:
         Ranks with an error.
     facts
         Of each rank.
+    files
+        The error may come of a file that is missing there, so that the folder is worth a word.
     """
     size = len(facts)
     if not failed or len(failed) == size:
         return ""
     names = [fact.name for fact in facts]
     text = f"It is so on {place_of(failed, names)} of {size} ranks, not on the others."
+    if not files:
+        return text
     lost = [rank for rank in failed if facts[rank].folder == GONE]
     usual = {facts[rank].folder for rank in range(size) if rank not in set(failed)}
     if lost:
@@ -71,12 +75,18 @@ def only_there(failed: Sequence[int], facts: Sequence[Facts]) -> str:
             f"{text} The working folder is missing on {place_of(lost, names)}: make it there."
         )
     theirs = {facts[rank].folder for rank in failed}
-    if not usual & theirs and 0 not in usual | theirs:
-        return (
-            f"{text} They work in another folder than the others: srun goes to /tmp where a host "
-            "has not the folder of the batch script. Use a folder that all hosts see."
+    hosts = whole_hosts(failed, names)
+    if len(usual) == 1 and not usual & theirs and 0 not in usual | theirs:
+        tmp = (
+            ": srun goes to /tmp where a host has not the folder of the batch script"
+            if hosts
+            else ""
         )
-    if whole_hosts(failed, names):
+        return (
+            f"{text} They work in another folder than the others{tmp}. Use a folder that all "
+            "hosts see."
+        )
+    if hosts:
         return f"{text} Put the program where all hosts see it, or the same copy on each."
     return text
 

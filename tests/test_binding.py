@@ -223,9 +223,13 @@ def test_what_sets_the_ranks_apart_that_could_not_build():
     text = only_there([2, 3], places(5, 5, 5, 5))
     assert "on ranks 2 and 3 (host b) of 4 ranks" in text
     assert "where all hosts see it" in text
-    assert "another folder" in only_there([2, 3], places(5, 5, 7, 7))
+    assert "another folder than the others: srun" in only_there([2, 3], places(5, 5, 7, 7))
+    assert "srun" not in only_there([2], places(5, 5, 7, 5)), "a part of a host"
     assert "working folder is missing on rank 3:" in only_there([2, 3], places(5, 5, 7, GONE))
     assert "folder" not in only_there([2, 3], places(5, 5, 0, 0)), "it is not known"
+    assert "folder" not in only_there([2], places(5, 6, 7, 8)), "each has its own"
+    assert "folder" not in only_there([2, 3], places(5, 6, 7, 7)), "each has its own"
+    assert only_there([2, 3], places(5, 5, 7, 7), files=False).endswith("not on the others.")
     one = only_there([2], places(5, 5, 5, 5))
     assert one.endswith("on rank 2 of 4 ranks, not on the others.")
 

@@ -7,10 +7,12 @@ import threading
 
 import pytest
 
+from mpiml import cores
 from mpiml.bench.several_hosts import SeveralHosts
 from mpiml.bench.spawn import Ranks
 from mpiml.config import Config
 from mpiml.cores import LOSSY, start_notes
+from mpiml.doctor import job
 from mpiml.doctor.check import Check, attempt
 from mpiml.doctor.copying import allow_reading, read_of
 from mpiml.doctor.job import Seen, _Watch, report_of
@@ -146,7 +148,8 @@ class Comm:
 
 def test_a_trial_that_does_not_end_is_named_and_ends_the_job():
     comm, shown = Comm(), []
-    with _Watch(comm, 60.0, shown.append) as watch:
+    with _Watch(True, 60.0, shown.append) as watch:
+        watch.comm = comm
         watch.rows.append(SHM)
         watch._timeout = 0.0
         watch.begin("windows")
@@ -156,6 +159,18 @@ def test_a_trial_that_does_not_end_is_named_and_ends_the_job():
     assert (rows[1].name, rows[1].state) == ("windows", "fail")
     assert "did not end in time" in rows[1].found
     assert "OMPI_MCA_osc" in rows[1].cure
+
+
+def test_a_start_of_mpi_that_does_not_end_is_said_and_ends_the_process(monkeypatch):
+    ended, shown = threading.Event(), []
+    monkeypatch.setattr(job, "end_job", lambda status: None)
+    monkeypatch.setattr(os, "_exit", lambda status: ended.set())
+    with _Watch(True, 0.0, shown.append) as watch:
+        watch.begin("start")
+        assert ended.wait(30)
+    [[row]] = shown
+    assert (row.name, row.state) == ("ranks", "fail")
+    assert "load the same MPI" in row.cure
 
 
 def test_memory_of_another_process_is_read_or_it_is_said_why_not():
@@ -190,9 +205,13 @@ def test_the_start_warns_of_an_mpich_that_loses_messages(monkeypatch):
     assert not loses_between_hosts("Open MPI v5.0.11 (ch4:ucx)")
     two = [facts(name, range(8)) for name in "aabb"]
     monkeypatch.delenv("MPIR_CVAR_CH4_NETMOD", raising=False)
+    monkeypatch.setattr(cores, "_said", set())
     assert start_notes(two, MPICH, True) == [LOSSY]
+    assert start_notes(two, MPICH, True) == [], "once in a process"
+    cores._said.clear()
     assert start_notes(two[1:3], MPICH, True) == []  # one rank on each host
     assert start_notes(two[:2], MPICH, True) == []
+    assert not cores._said
     monkeypatch.setenv("MPIR_CVAR_CH4_NETMOD", "ofi")
     assert start_notes(two, MPICH, True) == []
 

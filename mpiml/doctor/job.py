@@ -232,4 +232,5 @@ class _Watch:
         if self.comm is None:
             end_job(1)
             os._exit(1)
-        self.comm.Abort(1)
+        else:
+            self.comm.Abort(1)
