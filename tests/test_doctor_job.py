@@ -216,6 +216,16 @@ def test_the_start_warns_of_an_mpich_that_loses_messages(monkeypatch):
     assert start_notes(two, MPICH, True) == []
 
 
+def test_two_machines_of_one_name_each_have_their_rows():
+    seen = [
+        Seen(facts("a", range(8), machine=number), {}, "/", [row])
+        for number, row in ((1, SHM), (2, SMALL))
+    ]
+    rows = [row.found for row in report_of(seen, Config()) if row.name == "shared memory"]
+    assert len(rows) == 2
+    assert any("a (2)" in row for row in rows), rows
+
+
 def test_four_real_ranks_make_one_report(mpi_launcher):
     ended = mpiexec(4, "-m", "mpiml.doctor", "--json", timeout=110, env=environment())
     found = json.loads(ended.stdout)

@@ -122,7 +122,12 @@ def abort(status: int) -> None:
 
 def report_of(seen: Sequence[Seen], config: Config) -> list[Check]:
     """Merge what the ranks have seen. Local: a pure function."""
-    names = [one.facts.name for one in seen]
+    machines = list(dict.fromkeys((one.facts.name, one.facts.machine) for one in seen))
+    labels = {}
+    for i, (name, machine) in enumerate(machines):  # two machines may have one name
+        again = sum(name == other for other, _ in machines[:i])
+        labels[name, machine] = f"{name} ({again + 1})" if again else name
+    names = [labels[one.facts.name, one.facts.machine] for one in seen]
     hosts: dict[str, list[int]] = {}
     for rank, name in enumerate(names):
         hosts.setdefault(name, []).append(rank)

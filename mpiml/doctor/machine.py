@@ -16,6 +16,7 @@ from mpiml.doctor.copying import allow_reading
 from mpiml.errors import UsageError
 from mpiml.hosts import Facts, cores_available, local_facts
 from mpiml.mpiexec import in_container
+from mpiml.started import trapped
 
 __all__ = [
     "check_container",
@@ -183,12 +184,8 @@ def check_single_copy(timeout: float) -> Check:
 def check_slurm(config: Config, timeout: float) -> Check:
     """Look for Slurm, for the ways in which its srun starts MPI, and for the singleton trap."""
     if config.singleton_trap:
-        return Check(
-            "slurm",
-            "fail",
-            f"srun started {config.slurm_step_tasks} tasks without a PMI: each is rank 0 of 1",
-            "`srun --mpi=pmix` (Open MPI), `srun --mpi=pmi2` (MPICH), or mpirun without srun.",
-        )
+        found, _, cure = trapped(config.slurm_step_tasks).partition(" Use ")
+        return Check("slurm", "fail", found, f"Use {cure}")
     if shutil.which("srun") is None:
         return Check("slurm", "note", "no srun on PATH")
     outcome = attempt(["srun", "--mpi=list"], timeout, inner_environ())
