@@ -62,12 +62,12 @@ def check_sbatch(timeout: float) -> Check:
         return Check("sbatch", "warn", "not on PATH", NO_SLURM)
     version = attempt([path, "--version"], timeout, inner_environ())
     ping = attempt(["scontrol", "ping"], timeout, inner_environ())
-    said = " ".join(version.stdout.split()) or version.why()
+    said = " ".join(version.stdout.split()) or "of unknown version"
     if ping.status != 0 or " UP" not in ping.stdout:
         return Check(
             "sbatch",
             "fail",
-            f"{said}, but its controller does not answer: {ping.why()}",
+            f"{path} ({said}), but its controller does not answer: {ping.why()}",
             "Run this where jobs are submitted; `scontrol ping` says which controller is meant.",
         )
     return Check("sbatch", "ok", f"{path} ({said})")
