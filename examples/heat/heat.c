@@ -30,6 +30,12 @@ static int good(int code) {
   return 0;
 }
 
+/* Whether all ranks go on: each may hear of a stop in another step, and they must end in the same. */
+static int all(int going, MPI_Comm comm) {
+  MPI_Allreduce(MPI_IN_PLACE, &going, 1, MPI_INT, MPI_MIN, comm);
+  return going;
+}
+
 static double *doubles(size_t count) {
   double *memory = malloc((count ? count : 1) * sizeof *memory);
   if (memory == NULL) MPI_Abort(MPI_COMM_WORLD, 1);
@@ -80,7 +86,7 @@ int main(int argc, char **argv) {
 
   for (int i = 0; i < rows + 2; ++i)
     for (int j = 0; j < wide; ++j) u[i][j] = exact((first + i) * h, j * h, 0.0);
-  for (int step = 1; going && step <= steps; ++step) {
+  for (int step = 1; step <= steps && all(going, comm); ++step) {
     MPI_Sendrecv(u[1], wide, MPI_DOUBLE, up, 0, u[rows + 1], wide, MPI_DOUBLE, down, 0, comm,
                  MPI_STATUS_IGNORE);
     MPI_Sendrecv(u[rows], wide, MPI_DOUBLE, down, 0, u[0], wide, MPI_DOUBLE, up, 0, comm,

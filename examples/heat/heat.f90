@@ -60,6 +60,8 @@ program heat
     end do
   end do
   do step = 1, steps
+    ! each rank may hear of a stop in another step, and they must end in the same
+    call mpi_allreduce(MPI_IN_PLACE, going, 1, MPI_LOGICAL, MPI_LAND, comm, code)
     if (.not. going) exit
     ! a row is no contiguous memory here; the compiler makes copies
     call mpi_sendrecv(u(1, :), last + 1, MPI_DOUBLE_PRECISION, up, 0, u(rows + 1, :), last + 1, &

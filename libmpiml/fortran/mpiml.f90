@@ -12,7 +12,8 @@
 !>     do while (.not. stopping)
 !>       ...                                       ! one time step
 !>       call mpiml_publish("fields", u(1:n, 1:m), code)
-!>       call mpiml_stopping(stopping, code)
+!>       call mpiml_stopping(stopping, code)       ! as seen here: all end in the same step
+!>       call mpi_allreduce(MPI_IN_PLACE, stopping, 1, MPI_LOGICAL, MPI_LOR, own)
 !>     end do
 !>     call mpiml_leave(code)
 !>     call mpi_finalize()

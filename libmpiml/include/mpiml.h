@@ -14,7 +14,8 @@
  *     for (int stop = 0; !stop && step < steps; ++step) {
  *       ...                                            // one time step
  *       mpiml_publish("fields", &u);                   // returns at once; field may change
- *       mpiml_stopping(&stop);
+ *       mpiml_stopping(&stop);                         // as seen here: all end in the same step
+ *       MPI_Allreduce(MPI_IN_PLACE, &stop, 1, MPI_INT, MPI_MAX, solver);
  *     }
  *     mpiml_leave();
  *     MPI_Comm_free(&solver);
@@ -34,6 +35,9 @@
  *   call mpiml_poll() now and then: others wait for it.
  * - Every wait ends: with what it waits for, when the program stops (MPIML_STOPPED), when it
  *   fails (MPIML_ERR_FAILED), or at its timeout (MPIML_ERR_TIMEOUT).
+ * - What is under way cannot be called back. A wait that ends early goes on for up to 2 s for it,
+ *   after a failure up to 10 s. If MPI has some memory of the caller even then, arguments or
+ *   results, the text says so: it must stay as it is until mpiml_leave.
  * - Text is UTF-8 and ends with a zero byte. Names: what the Python program calls them.
  */
 #ifndef MPIML_H
@@ -127,7 +131,8 @@ MPIML_API mpiml_array mpiml_array_f(const void *data, int dtype, int ndim, const
  *
  * Once per process, after MPI_Init. Returns MPIML_ERR_ATTACH if no rank runs Python or the
  * program has no external node of this label and size, MPIML_ERR_VERSION, and
- * MPIML_ERR_MPI_LIBRARY; then nothing is attached, on any rank. */
+ * MPIML_ERR_MPI_LIBRARY; then nothing is attached, on any rank. A wrong label, or NULL for `own`,
+ * is MPIML_ERR_USAGE on that rank and MPIML_ERR_ATTACH on the others. */
 MPIML_API int mpiml_attach(MPI_Comm comm, const char *label, MPI_Comm *own);
 
 /* mpiml_publish: publishes `x` on `topic`. Local.
@@ -161,8 +166,8 @@ MPIML_API int mpiml_newest(const char *topic, mpiml_array *into, int64_t *versio
  * timeout          in seconds; 0 or less: no limit of its own.
  *
  * service is a label, or "label/2" for one of several replicas. Arguments are sent from the
- * caller's memory: after MPIML_ERR_TIMEOUT it must stay as it is until mpiml_leave if the text
- * says so. Returns MPIML_ERR_REMOTE if the method raised, MPIML_ERR_DTYPE or MPIML_ERR_SHAPE if
+ * caller's memory, and answers received into it: see the rules above for calls that end early;
+ * all of `out` is then undefined. Returns MPIML_ERR_REMOTE if the method raised, MPIML_ERR_DTYPE or MPIML_ERR_SHAPE if
  * what it returned does not fit (all of `out` is then undefined). */
 MPIML_API int mpiml_call(const char *service, const char *method, int nin, const mpiml_array *in,
                          int nout, mpiml_array *out, double timeout);
@@ -187,7 +192,11 @@ MPIML_API int mpiml_push(const char *server, const char *name, const mpiml_array
 MPIML_API int mpiml_poll(void);
 
 /* mpiml_stopping: sets *flag to 1 if the program is stopping, to 0 if not. Local; no wait.
- * It is no error to ask: MPIML_OK in both cases, MPIML_ERR_FAILED (and 1) if it has failed. */
+ * It is no error to ask: MPIML_OK in both cases, MPIML_ERR_FAILED (and 1) if it has failed.
+ *
+ * Ranks see a stop at different times. Those that exchange data with each other must agree before
+ * they end their loop, or some wait for one that has left it:
+ *     MPI_Allreduce(MPI_IN_PLACE, &stop, 1, MPI_INT, MPI_MAX, own); */
 MPIML_API int mpiml_stopping(int *flag);
 
 /* mpiml_stop: asks all nodes to stop. Local; returns at once. What follows is MPIML_STOPPED

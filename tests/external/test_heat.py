@@ -30,8 +30,8 @@ def trained(ended):
     return tuple(map(float, found.groups()))
 
 
-def coupled(name, *more, solvers=2):
-    python = [sys.executable, "-m", "mpiml.run", HEAT / "trainer.py", *SMALL, *more]
+def coupled(name, *more, solvers=2, run=()):
+    python = [sys.executable, "-m", "mpiml.run", *run, HEAT / "trainer.py", *SMALL, *more]
     exe = example("heat") / name
     if not exe.exists():
         assert LEG != "debian", f"no {name}, though this MPI library has Fortran"
@@ -65,6 +65,16 @@ def test_an_untrained_surrogate_does_not():
     _, total, later, _ = trained(coupled("heat_c", "--no-trained", solvers=3))
     assert total == pytest.approx(reference()[1], rel=1e-12)  # on three ranks too
     assert later > 0.5
+
+
+@pytest.mark.parametrize("name", ["heat_c", "heat_f"])
+def test_a_stop_ends_all_solvers_in_the_same_step(name):
+    ended = coupled(
+        name, "--learn", 10**6, "--steps", 2 * 10**6, run=["--max-time", 1], solvers=3
+    )
+    assert ended.rc == 143, ended
+    assert "still running" not in ended.stderr
+    assert not ended.leftovers
 
 
 @once

@@ -14,6 +14,13 @@ contains
     error stop 3
   end subroutine
 
+  !> An argument as old codes have them: its last length is not known.
+  subroutine assumed(x, code)
+    real(real64), intent(in) :: x(12, *)
+    integer, intent(out) :: code
+    call mpiml_publish("up", x, code)
+  end subroutine
+
   !> Calls check(number, x), which looks at x and returns it with every element plus 1, into y.
   subroutine send(number, x, y)
     integer(int32), intent(in), target :: number
@@ -158,7 +165,10 @@ subroutine body(world) bind(C)
   call mpiml_publish("up", m, code)
   call need(code == MPIML_ERR_DTYPE .and. index(mpiml_error(), "int32") > 0, "another type")
   call mpiml_publish("up", default, code)
-  call need(code == MPIML_ERR_DTYPE, "a type that is none of NumPy's")
+  call need(code == MPIML_ERR_DTYPE .and. index(mpiml_error(), "logical(c_bool)") > 0, &
+      "a type that is none of NumPy's")
+  call assumed(wide, code)
+  call need(code == MPIML_ERR_SHAPE .and. index(mpiml_error(), "pass x(1:n)") > 0, "x(12, *)")
   call mpiml_publish("up", s, code)
   call need(code == MPIML_ERR_SHAPE, "another rank")
   call mpiml_publish("nowhere", u, code)
