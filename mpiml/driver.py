@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from mpiml import _native, threads
+from mpiml import _native
 from mpiml.callbacks import callbacks
 from mpiml.errors import ServiceGoneError, Stopped, UsageError
 from mpiml.funnel import DRIVERS, drive
@@ -74,7 +74,6 @@ class Driver:
         self._helper_park = threading.Lock()
         self._helper_parked = False
         self._departures = 0
-        self._inner = False  # whether home drives programs around this one
         self._slack = 0  # the thread whose timer slack was changed
         self.stuck = False  # a thread polls that did not come back: nothing may be freed
         self._helper: threading.Thread | None = None
@@ -86,8 +85,6 @@ class Driver:
         self._slack = threading.get_ident()
         self.home = getattr(link, "home", 0)
         if self.home:
-            threads.come_home()
-            self._inner = bool(DRIVERS)
             DRIVERS.append(self)
             return
         self._helper_park.acquire()
@@ -117,7 +114,6 @@ class Driver:
             return
         if self in DRIVERS:
             DRIVERS.remove(self)
-            threads.leave_home()
         if self._slack == threading.get_ident():
             _native.set_timer_slack(50_000)  # what Linux gives a thread
         if self._seat.acquire(True, 5.0):
@@ -244,8 +240,8 @@ class Driver:
         finally:
             self._departures += 1
             self._leave_seat()
-            if self._parked and not self.home:
-                self._hand_on()
+            if not self.home and (self._parked or self._helper_parked):
+                self._hand_on()  # the helper sleeps while somebody drives for long
         return moved
 
     def _sit_down(self) -> bool:
@@ -315,9 +311,9 @@ class Driver:
 
     def _drive(self, wait: Any, deadline: float | None, scope: Scope | None) -> None:
         link = self.link
-        bell = link.bell
-        poll = link.poll
-        far = link.far or self._inner
+        bell, poll = link.bell, link.poll
+        others = bool(self.home) and len(DRIVERS) > 1  # no program begins or ends on home here
+        far = link.far or others
         self._driver = threading.get_ident()  # first: see `wait`
         self.driving = wait
         misses = 0
@@ -330,7 +326,7 @@ class Driver:
                 seen = bell.value()
                 if self._later:
                     self.turn()
-                if poll() or (self._inner and drive(self)):
+                if poll() or (others and drive(self)):
                     misses, quiet_since = 0, 0.0
                     continue
                 misses += 1

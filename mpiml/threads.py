@@ -12,7 +12,9 @@ Local: knows no MPI; `mpiml.world` says what it has found.
 """
 
 import threading
-from typing import Any, NoReturn
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 from mpiml.errors import UsageError
 
@@ -22,11 +24,10 @@ __all__ = [
     "MULTIPLE",
     "SERIALIZED",
     "SINGLE",
+    "at_home",
     "check",
     "check_main",
-    "come_home",
     "funneled",
-    "leave_home",
     "name",
     "need_multiple",
     "noted",
@@ -44,8 +45,10 @@ _CURE = (
 
 _level = MULTIPLE  # until MPI is there nothing is forbidden
 
-#: identities of the thread that calls MPI, the latest last; empty where any thread may
+#: identity of the thread that calls MPI, once for each program inside another one on it; empty
+#: where any thread may
 HOME: list[int] = []
+_coming = threading.Lock()
 
 
 def name(level: int) -> str:
@@ -115,16 +118,45 @@ def funneled() -> bool:
     return _level < MULTIPLE
 
 
-def come_home() -> None:
-    """Make the calling thread the one that calls MPI, until `leave_home`. A program begins."""
-    if funneled():
-        HOME.append(threading.get_ident())
+@contextmanager
+def at_home(level: int) -> Iterator[None]:
+    """Make the calling thread the one that calls MPI while a program starts, runs and ends.
+
+    Where that is not always the same one: with ``SERIALIZED``.
+
+    Parameters
+    ----------
+    level
+        As of `settle`, which need not have been called.
+
+    Raises
+    ------
+    UsageError
+        A program of another thread runs. Nothing has called MPI yet, and nothing may.
+    """
+    if level != SERIALIZED:
+        yield
+        return
+    me = threading.get_ident()
+    with _coming:
+        if HOME and HOME[-1] != me:
+            raise UsageError(
+                f"mpiml.launch: expected to be called on thread {_called(HOME[-1])!r}, a program of "
+                f"which runs, or once that has ended, got thread {_called(me)!r}: under "
+                f"{name(level)} two threads may not call MPI at once. Launch one after the "
+                f"other, or both on one thread. {_CURE}"
+            )
+        HOME.append(me)
+    try:
+        yield
+    finally:
+        with _coming:
+            HOME.remove(me)
 
 
-def leave_home() -> None:
-    """Undo `come_home`. A program has ended."""
-    if len(HOME) > (_level == FUNNELED):
-        HOME.pop()
+def _called(ident: int) -> str:
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    return names.get(ident, str(ident))
 
 
 def check(what: str) -> None:
@@ -140,8 +172,13 @@ def check(what: str) -> None:
     UsageError
         Where one thread makes all calls of MPI, on any other.
     """
-    if HOME and threading.get_ident() != HOME[-1]:
-        _refuse(what, f"thread {threading.current_thread().name!r}", "the main thread")
+    home = HOME[-1:]
+    if home and threading.get_ident() != home[0]:
+        raise UsageError(
+            f"{what}: expected thread {_called(home[0])!r}, got thread "
+            f"{threading.current_thread().name!r}: MPI runs with {name(_level)}, so one thread "
+            f"makes all calls of MPI. Call it there, and mpiml.poll() in its loop. {_CURE}"
+        )
 
 
 def need_multiple(what: str, instead: str) -> None:
@@ -188,10 +225,3 @@ def refuse_await(engine: Any, what: str) -> None:
     """Refuse to suspend a coroutine on the one thread that drives `engine`, as `refuse_sleep`."""
     instead = "Wait without await there, or use async def nodes, which have a thread."
     refuse_sleep(getattr(engine, "home", 0), f"await on {what}", instead)
-
-
-def _refuse(what: str, got: str, expected: str) -> NoReturn:
-    raise UsageError(
-        f"{what}: expected {expected}, got {got}: MPI runs with {name(_level)}, so one thread makes "
-        f"all calls of MPI. Call it there, and mpiml.poll() in the loop of that thread. {_CURE}"
-    )

@@ -29,7 +29,7 @@ from mpiml.errors import UsageError  # noqa: E402
 __all__ = [
     "World",
     "attached",
-    "check_caller",
+    "called_here",
     "check_threads",
     "described",
     "finish",
@@ -103,15 +103,20 @@ def check_threads() -> None:
     threads.settle(_level(), MPI.Is_thread_main(), library())
 
 
-def check_caller() -> None:
-    """Refuse a thread that may not call MPI, before it does so. Local.
+@contextlib.contextmanager
+def called_here() -> Iterator[None]:
+    """Let this thread call MPI for a program; refuse one that may not, before it does. Local.
 
     Raises
     ------
     UsageError
-        MPI runs with less than ``MPI_THREAD_SERIALIZED``, and was initialised by another.
+        MPI runs with less than ``MPI_THREAD_SERIALIZED``, and was initialised by another; or with
+        that, and a program of another thread runs.
     """
-    threads.check_main(_level(), MPI.Is_thread_main())
+    level = _level()
+    threads.check_main(level, MPI.Is_thread_main())
+    with threads.at_home(level):
+        yield
 
 
 def _level() -> int:

@@ -179,6 +179,21 @@ def test_a_halted_scope_raises_stopped_whether_it_drives_or_sleeps(driver):
     assert len(ended) == 2
 
 
+def test_a_poll_that_lasts_leaves_the_helper_awake(driver):
+    end = time.monotonic() + LIMIT
+
+    def last_long():
+        while not driver._helper_parked and time.monotonic() < end:
+            time.sleep(0)
+
+    driver.link.put(last_long)
+    while not driver.poll():  # the helper may have been first
+        driver.link.put(last_long)
+    taken = threading.Event()
+    driver.link.put(taken.set)
+    assert taken.wait(LIMIT)
+
+
 def test_shutting_ends_every_wait():
     driver = Driver(0, 0)
     driver.connect(Link())

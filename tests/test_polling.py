@@ -130,7 +130,7 @@ def test_polling_elsewhere_is_refused(driver):
     def work():
         runtime = types.SimpleNamespace(engine=driver)
         enter(BodyScope(types.SimpleNamespace(runtime=runtime, vertex=0, title="node/0")))
-        with pytest.raises(UsageError, match=r"mpiml\.poll\(\): expected the main thread"):
+        with pytest.raises(UsageError, match=r"mpiml\.poll\(\): expected thread 'MainThread'"):
             poll()
         box.append(True)
 
@@ -156,6 +156,16 @@ def test_who_waits_in_an_inner_program_drives_the_outer_one(driver):
     finally:
         inner.shut()
     assert [driver] == funnel.DRIVERS
+
+
+def test_who_waits_in_the_outer_program_drives_the_inner_one(driver):
+    inner = at_home()
+    try:
+        wait = Wait()
+        inner.link.put(lambda: driver.fulfil(wait))
+        assert driver.wait(wait, time.monotonic() + LIMIT, None)
+    finally:
+        inner.shut()
 
 
 def test_a_link_that_breaks_is_told_and_raised(driver, inside):

@@ -35,14 +35,20 @@ def elsewhere(call):
     return box[0]
 
 
+def at_home(level):
+    """Begin and end a program."""
+    with threads.at_home(level):
+        threads.check("x")
+
+
 def test_nothing_is_forbidden_with_full_support():
     threads.settle(MULTIPLE, False, "MPI")
-    threads.come_home()
-    assert not threads.funneled()
-    assert HOME == []
-    assert elsewhere(lambda: threads.check("x")) is None
-    threads.need_multiple("x", "y.")
-    threads.leave_home()
+    with threads.at_home(MULTIPLE):
+        assert not threads.funneled()
+        assert HOME == []
+        assert elsewhere(lambda: threads.check("x")) is None
+        assert elsewhere(lambda: at_home(MULTIPLE)) is None
+        threads.need_multiple("x", "y.")
 
 
 def test_a_single_thread_is_too_few():
@@ -59,12 +65,12 @@ def test_under_funneled_only_the_main_thread_calls_mpi():
     threads.settle(FUNNELED, True, "MPI")
     threads.settle(FUNNELED, True, "MPI")
     assert [threading.get_ident()] == HOME
-    threads.come_home()
-    threads.leave_home()
-    threads.leave_home()  # once too often: the main thread stays the one
+    with threads.at_home(FUNNELED):
+        pass
+    assert [threading.get_ident()] == HOME  # outside of programs too
     threads.check("x")
     text = elsewhere(lambda: threads.check("a collective"))
-    assert text.startswith("a collective: expected the main thread, got thread 'another'")
+    assert text.startswith("a collective: expected thread 'MainThread', got thread 'another'")
     assert "MPI_THREAD_FUNNELED" in text
     assert "mpiml.poll()" in text
 
@@ -72,10 +78,23 @@ def test_under_funneled_only_the_main_thread_calls_mpi():
 def test_under_serialized_who_launches_calls_mpi_while_the_program_runs():
     threads.settle(SERIALIZED, False, "MPI")
     assert elsewhere(lambda: threads.check("x")) is None
-    threads.come_home()
-    assert "MPI_THREAD_SERIALIZED" in elsewhere(lambda: threads.check("x"))
-    threads.leave_home()
+    with threads.at_home(SERIALIZED):
+        with threads.at_home(SERIALIZED):  # a program inside
+            threads.check("x")
+        assert "MPI_THREAD_SERIALIZED" in elsewhere(lambda: threads.check("x"))
     assert elsewhere(lambda: threads.check("x")) is None
+
+
+def test_under_serialized_programs_of_two_threads_do_not_overlap():
+    with threads.at_home(SERIALIZED):  # which is before the level is noted
+        text = elsewhere(lambda: at_home(SERIALIZED))
+        assert "expected to be called on thread 'MainThread', a program of which runs" in text
+        assert "got thread 'another': under MPI_THREAD_SERIALIZED two threads" in text
+        assert [threading.get_ident()] == HOME
+    assert elsewhere(lambda: at_home(SERIALIZED)) is None  # one after the other
+    with pytest.raises(ZeroDivisionError), threads.at_home(SERIALIZED):
+        raise ZeroDivisionError
+    assert HOME == []
 
 
 @pytest.mark.parametrize("level", [FUNNELED, SERIALIZED])

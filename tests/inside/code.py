@@ -174,14 +174,14 @@ def refused():
             assert beside(lambda: mpiml.poll() in (True, False))
             return
         text = beside(lambda: raised(mpiml.poll))
-        assert "mpiml.poll(): expected the main thread, got thread" in text
+        assert "mpiml.poll(): expected thread 'MainThread', got thread" in text
         assert f"MPI_THREAD_{sys.argv[1].upper()}" in text
         assert "MPI_THREAD_MULTIPLE" in text  # the cure
         text = beside(lambda: raised(lambda: allreduce(1.0)))
-        assert "a collective of role 'solver': expected the main thread" in text
+        assert "a collective of role 'solver': expected thread 'MainThread'" in text
         assert allreduce(1.0) == me.replicas
         text = beside(lambda: raised(lambda: allreduce(1.0)))
-        assert "a collective of role 'solver': expected the main thread" in text
+        assert "a collective of role 'solver': expected thread 'MainThread'" in text
         text = raised(lambda: concurrent.futures.wait([echo.futures.say(1)]))
         assert "Use mpiml.wait" in text
         text = raised(lambda: asyncio.run(awaited(echo.futures.say(2))))
@@ -274,6 +274,72 @@ def nested():
         assert beside(lambda: echo.say(2)) == 2
 
     solve(COMM, block)
+
+
+class Relay:
+    """Calls what its rank has put here."""
+
+    onward = None
+
+    def go(self, value):
+        return Relay.onward(value)
+
+
+def around():
+    """A wait in the outer program is over only if the same rank serves in the inner one."""
+    outer, inner = mpiml.Program("outer"), mpiml.Program("inner")
+    _, relay = outer.add_node(
+        mpiml.Colocation([mpiml.PyNode(body), mpiml.ServiceNode(Relay)]), label="relays"
+    )
+    outer.add_node(mpiml.PyNode(body, relay), label="asks")
+    _, echo = inner.add_node(
+        mpiml.Colocation([mpiml.PyNode(body), mpiml.ServiceNode(Echo)]), label="serves"
+    )
+    inner.add_node(mpiml.PyNode(body, echo), label="calls")
+    pair = COMM.Split(0 if RANK < 2 else MPI.UNDEFINED, RANK)
+    if pair == MPI.COMM_NULL:
+        return
+    turned = pair.Split(0, -RANK)
+    labels = ("asks", "serves.0") if RANK else ("relays.0", "calls")
+    with (
+        mpiml.attach(outer, pair, label=labels[0]) as me,
+        mpiml.attach(inner, turned, label=labels[1]) as there,
+    ):
+        if RANK:
+            pair.Barrier()
+            assert me.clients["relays.1"].go(5) == 5
+            pair.send(None, 0, 9)
+        else:
+            Relay.onward = mpiml.context().bind(there.clients["serves.1"].say)
+            pair.Barrier()
+            while not there.stopping and not pair.Iprobe(1, 9):
+                mpiml.poll()
+            pair.recv(source=1, tag=9)
+    turned.Free()
+    pair.Free()
+
+
+def two():
+    """A second thread launches while a program runs: only with full support."""
+    program = mpiml.Program("second")
+    there = program.add_node(mpiml.ServiceNode(Echo), label="echo")
+    program.add_node(mpiml.PyNode(lambda c: c.say(8), there), label="user")
+    own = COMM.Split(RANK, 0)
+
+    def block(me, echo):
+        for _ in range(2):  # what was refused has left nothing behind
+            if FULL:
+                assert beside(lambda: mpiml.launch(program, own))["user"] == [8]
+            else:
+                text = beside(lambda: raised(lambda: mpiml.launch(program, own)))
+                assert "expected to be called on" in text
+                assert f"MPI_THREAD_{sys.argv[1].upper()}" in text
+            assert allreduce(1.0) == me.replicas
+            assert echo.say(1) == 1
+        assert mpiml.launch(program, own)["user"] == [8]
+
+    solve(COMM, block)
+    own.Free()
 
 
 def early():
