@@ -331,6 +331,7 @@ class FunneledLink(MpiLink):
         self._rank = comm.rank
         self._queue: deque[tuple[int, bytes, Sequence[Any]]] = deque()
         self._look = super().poll
+        self._at_it = False  # home is inside of a send, which a signal handler may interrupt
 
     @property
     def busy(self) -> bool:
@@ -339,13 +340,17 @@ class FunneledLink(MpiLink):
 
     def send(self, rank: int, message: bytes, buffers: Sequence[Any] = ()) -> None:
         """Start sending, or let home start it; returns at once. As `MpiLink.send`."""
-        if threading.get_ident() != self.home:
+        if self._at_it or threading.get_ident() != self.home:
             self._queue.append((rank, message, buffers))
             self.bell.ring(self._rank)
             return
         if self._queue:
             self._begin()  # what was sent before goes before
-        super().send(rank, message, buffers)
+        self._at_it = True
+        try:
+            super().send(rank, message, buffers)
+        finally:
+            self._at_it = False
 
     def poll(self) -> bool:
         """Begin what others have sent, then do what a link does; whether anything moved."""
@@ -358,7 +363,13 @@ class FunneledLink(MpiLink):
         return super().drain(seconds)
 
     def _begin(self) -> bool:
+        if self._at_it:
+            return False
         queue, send = self._queue, super().send
-        for _ in range(len(queue)):  # not what comes meanwhile: it might never end
-            send(*queue.popleft())
+        self._at_it = True  # nobody else takes from the queue
+        try:
+            for _ in range(len(queue)):  # not what comes meanwhile: it might never end
+                send(*queue.popleft())
+        finally:
+            self._at_it = False
         return True

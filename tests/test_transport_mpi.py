@@ -1,5 +1,7 @@
 """MpiLink: frames and buffers of every size arrive whole and in order."""
 
+import threading
+
 import pytest
 
 from mpiml import wire
@@ -79,6 +81,45 @@ def test_control_passes_a_large_call_that_is_still_coming(pair):
     link.send(right, wire.join(wire.STOP, 0, 0, 2))
     collect(comm, link, got, 2)
     assert {frame.id for _, frame, _ in got} == {1, 2}
+
+
+@pytest.mark.mpi(min_size=1)
+def test_what_a_signal_handler_sends_goes_behind_what_waits_in_the_queue():
+    from mpi4py import MPI
+
+    from mpiml.transport import FunneledLink, SleepBell
+
+    comm = MPI.COMM_SELF.Dup()
+    got = []
+    link = FunneledLink(comm, SleepBell(), lambda source, frame, buffers: got.append(frame.id))
+    isend = link._isend
+
+    def interrupted(*args):
+        link._isend = isend
+        send(100)  # as a handler would, just there
+        return isend(*args)
+
+    def send(number):
+        link.send(0, wire.join(wire.REQUEST, 0, 0, number))
+
+    def others():
+        thread = threading.Thread(target=lambda: [send(i) for i in range(3)])
+        thread.start()
+        thread.join()
+
+    others()
+    link._isend = interrupted
+    link.poll()
+    collect(comm, link, got, 4)
+    assert got == [0, 1, 2, 100]
+    others()
+    link._isend = interrupted
+    send(7)
+    collect(comm, link, got, 9)
+    assert got[4:] == [0, 1, 2, 7, 100]
+    assert link.drain(30.0)
+    link.close()
+    comm.Free()
 
 
 @pytest.mark.mpi(min_size=2)
