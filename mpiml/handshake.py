@@ -19,6 +19,7 @@ from mpiml.config import Config
 from mpiml.digest import digest, first_difference
 from mpiml.errors import GraphMismatchError, RemoteError, UsageError
 from mpiml.hosts import FACTS_SIZE, Facts, local_facts
+from mpiml.latecomers import awaited
 from mpiml.payload import pack_error, unpack_error
 from mpiml.threads import MULTIPLE, noted
 
@@ -118,6 +119,7 @@ def exchange(
     error: BaseException | None,
     attached: int | None = None,
     part: Callable[[list[Record]], Any] | None = None,
+    limit: float | None = None,
 ) -> list[Record]:
     """Compare what all ranks built. Collective over `comm`: one allgather if all is well.
 
@@ -134,6 +136,8 @@ def exchange(
     part
         Where there are guests, called with all records: parts from them, collectively, and
         returns the communicator of the other ranks, which go on alone.
+    limit
+        Seconds after which a rank that waits here for others ends the job.
 
     Returns
     -------
@@ -154,7 +158,9 @@ def exchange(
     if error is not None:
         usage = isinstance(error, UsageError)
         own = own._replace(state=USAGE if usage else FAULT, status=2 if usage else 1)
-    answers = _world().exchange_record(comm, own.pack())
+    packed = own.pack()
+    with awaited(comm.rank, comm.size, limit):
+        answers = _world().exchange_record(comm, packed)
     # Ranks of a host tell much the same: kept once, 10,000 ranks are not 10,000 sets of cores.
     seen: dict[Any, Any] = {}
     records = [Record.unpack(data, rank, seen) for rank, data in enumerate(answers)]

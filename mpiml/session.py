@@ -180,7 +180,8 @@ def _meet(stack: ExitStack, job: Job) -> _Meeting:
     else:
         parties: list[Any] = []
         part = partial(_part, stack, comm, parties)
-        records = handshake.exchange(comm, built.lines, built.error, built.role, part)
+        limit = None if built.error is not None else job.settings.max_time
+        records = handshake.exchange(comm, built.lines, built.error, built.role, part, limit)
         party = parties[0] if parties else None
         comm = party.comm if parties else comm
     program, config = built.program, built.config

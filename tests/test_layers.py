@@ -102,7 +102,7 @@ FLOORS = {
     "faults": [
         ["mpiml.ancestors", "mpiml.progress"],
         ["mpiml.faults", "mpiml.undertaker"],
-        ["mpiml.output"],
+        ["mpiml.latecomers", "mpiml.output"],
     ],
     "engine": [
         ["mpiml.funnel", "mpiml.seat"],
