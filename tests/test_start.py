@@ -36,7 +36,16 @@ def test_who_meets_no_array_goes_without_numpy(code):
 
 
 def test_a_rank_starts_without_what_only_few_need():
-    few = {"argparse", "asyncio", "dataclasses", "inspect", "logging", "pathlib", "subprocess", "traceback"}
+    few = {
+        "argparse",
+        "asyncio",
+        "dataclasses",
+        "inspect",
+        "logging",
+        "pathlib",
+        "subprocess",
+        "traceback",
+    }
     bare = modules_after("from mpi4py import MPI")
     assert sorted((modules_after(START) - bare) & few) == []
 

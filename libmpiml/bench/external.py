@@ -1,20 +1,24 @@
 """The Python side of external.c: python -m mpiml.run libmpiml/bench/external.py."""
 
+from typing import Any
+
+import numpy as np
+
 import mpiml
 
 
 class Service:
     """What calls are made to."""
 
-    def echo(self, x):
+    def echo(self, x: np.ndarray) -> np.ndarray:
         """Return the array."""
         return x
 
-    def take(self, x):
+    def take(self, x: np.ndarray) -> None:
         """Return nothing."""
 
 
-def read(stream, latest, rounds, done):
+def read(stream: Any, latest: Any, rounds: Any, done: Any) -> None:
     """Take what is streamed; after each round say so."""
     for number in rounds:
         for _ in range(int(number)):
@@ -22,7 +26,7 @@ def read(stream, latest, rounds, done):
         done.put(number)
 
 
-def build(only: str = "reader"):
+def build(only: str = "reader") -> mpiml.Program:
     """One service, or one reader."""
     program = mpiml.Program("external")
     if only == "service":

@@ -46,7 +46,7 @@ def hosts(n: int, quick: bool, ranks: Ranks) -> tuple[list[Row], list[str]]:
         for row in host_rows(size, took, found["bytes"][size])
     ]  # fmt: skip
     return rows, [
-        "two hosts: network namespaces joined by veth, 2 ranks each, all on this machine; bytes "
+        "two hosts: network namespaces joined by a bridge, 2 ranks each, all on this machine; bytes "
         "on the link: both directions."
     ]
 

@@ -206,7 +206,7 @@ def _hosts(quick: bool, ranks: Ranks) -> tuple[_Rows, list[str]]:
     if found["hosts"] != 2:
         return [], [f"two hosts: not measured, MPI sees {found['hosts']}"]
     return apart_rows("hosts", "2 hosts", found), [
-        "2 hosts: network namespaces joined by veth, 2 ranks each, all on this machine; read by "
+        "2 hosts: network namespaces joined by a bridge, 2 ranks each, all on this machine; read by "
         f"{found['way']}."
     ]
 

@@ -17,6 +17,7 @@ from mpiml.bench.measure import (
     summarize,
 )
 from mpiml.bench.ps_links import SlowLinks
+from mpiml.bench.several_hosts import SeveralHosts
 from mpiml.bench.spawn import BenchError, Options, Ranks
 from mpiml.bench.two_hosts import TwoHosts
 from mpiml.errors import UsageError
@@ -216,7 +217,7 @@ def _hosts(quick: bool, ranks: Ranks) -> _Said:
     rows = away_rows("hosts", "2 hosts", found["pulls"])
     rows += grown_rows("hosts", "2 hosts", *found["crowd"]["rates"])
     return rows, [
-        "2 hosts: network namespaces joined by veth, servers on one, workers on the other, all on "
+        "2 hosts: network namespaces joined by a bridge, servers on one, workers on the other, all on "
         "this machine."
     ]
 
@@ -235,7 +236,7 @@ def _links(quick: bool, ranks: Ranks) -> _Said:
 
 
 def _elsewhere(
-    hosts: TwoHosts, name: str, where: str, plan: dict[str, Any]
+    hosts: SeveralHosts, name: str, where: str, plan: dict[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
     """Run a scenario on hosts; return what it found, or nothing and why it was not measured.
 
