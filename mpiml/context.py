@@ -34,6 +34,10 @@ class Context:
     clients
         Under `mpiml.attach`: ``clients[label]`` is the client of each role. None elsewhere,
         since other nodes are given theirs as arguments.
+    args, kwargs
+        Under `mpiml.attach`: the arguments of the node in the graph, as a body would get them:
+        clients for handles, a `Publisher` or `Subscriber` for the end of a topic. They are built when
+        one of the two is first asked for. None elsewhere.
     """
 
     def __init__(self, node: HostedNode) -> None:
@@ -50,8 +54,19 @@ class Context:
         self.gpus: tuple[int, ...] = runtime.gpus_of(node.spec)
         self.seed: int = _seed(runtime.settings.seed, self.role, self.index)
         self.clients: Any = None
+        self.given: Callable[[], tuple[tuple[Any, ...], dict[str, Any]]] | None = None
         self._rng: Any = None
         self._log: Any = None
+
+    @property
+    def args(self) -> tuple[Any, ...] | None:
+        """The positional arguments of an attached node."""
+        return None if self.given is None else self.given()[0]
+
+    @property
+    def kwargs(self) -> dict[str, Any] | None:
+        """The arguments by name of an attached node."""
+        return None if self.given is None else self.given()[1]
 
     @property
     def comm(self) -> Any:

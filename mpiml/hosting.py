@@ -166,10 +166,16 @@ class HostedNode:
             except Exception as another:
                 self.fail(another)
 
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Build what the node was given, with clients in the places of handles. In its scope."""
+        node = self.spec.node
+        args, kwargs = bind((node.args, dict(node.kwargs)), self.runtime.resolver(self))
+        return args, kwargs
+
     def build(self) -> None:
         """Construct the object of a service or class node, and start to serve."""
         node = self.spec.node
-        args, kwargs = bind((node.args, dict(node.kwargs)), self.runtime.resolver(self))
+        args, kwargs = self.arguments()
         if isinstance(node, PyNode):
             self._call = lambda: node.callable(*args, **kwargs)
             return

@@ -269,7 +269,8 @@ def attach(
     Returns
     -------
     context manager
-        Of the node's `Context`, with ``clients[label]`` for every other role.
+        Of the node's `Context`, with ``clients[label]`` for every other role, and ``args`` and
+        ``kwargs``: what the node was given in the graph, such as the ends of topics.
 
     Raises
     ------
@@ -294,6 +295,7 @@ def _attached(job: Job) -> Iterator[Any]:
             runtime.start([node])
             me = node.context = Context(node)
             me.clients = _Clients(runtime, node)
+            me.given = _Given(node)
             _hold(runtime, node)
             yield me
         except BaseException as error:
@@ -312,6 +314,28 @@ def _hold(runtime: Runtime, node: HostedNode) -> None:
         for _, value in walk(argument):
             if hasattr(type(value), "hold_for"):
                 value.hold_for(runtime, node)
+
+
+class _Given:
+    """The arguments of a node that attaches, as `bind` makes them for a body; built once."""
+
+    def __init__(self, node: HostedNode) -> None:
+        self._node = node
+        self._lock = threading.Lock()
+        self._built: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+
+    def __call__(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        from mpiml.scope import enter, leave
+
+        node = self._node
+        with self._lock:
+            if self._built is None:
+                token = enter(node.scope)  # whoever asks: they are the node's
+                try:
+                    self._built = node.arguments()
+                finally:
+                    leave(token)
+            return self._built
 
 
 class _Clients:

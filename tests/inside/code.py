@@ -95,7 +95,7 @@ class Echo:
         return len(self.seen)
 
 
-def body(*clients):
+def body(*clients, **others):
     raise AssertionError("an attached node's own function is not called")
 
 
@@ -132,6 +132,42 @@ def calls():
 
     for first in (0, SIZE - 1):
         assert solve(COMM, block, first) in (DONE, None) or first == RANK
+
+
+def hear(fields, answers):
+    """Hear every field, and answer with its sum, until all who publish have left."""
+    heard = 0
+    for field in fields:
+        answers.put(float(field.sum()))
+        heard += 1
+    return heard
+
+
+def topics():
+    """Attached code publishes and hears: what its node was given reaches the block."""
+    program = mpiml.Program("topics")
+    fields = program.topic("fields", mpiml.Keep(4))
+    answers = program.topic("answers", mpiml.Keep(100))
+    hears = mpiml.PyNode(hear, fields.subscriber(), answers.publisher())
+    both = mpiml.Colocation([mpiml.ServiceNode(Echo), hears])
+    echo, _ = program.add_node(both, label="rest")
+    solver = mpiml.PyNode(body, [echo], fields.publisher(), answers=answers.subscriber(), n=3)
+    program.add_node(solver, label="solver", replicas=SIZE - 1)
+    if RANK == 0:
+        assert mpiml.launch(program, COMM)["rest.1"] == [20 * (SIZE - 1)]
+        return
+    with mpiml.attach(program, COMM, label="solver") as me:
+        (there,), publisher = me.args
+        assert there.say(RANK) == RANK
+        for step in range(20):
+            publisher.put(np.full(5, float(step)))
+            mpiml.poll()
+        answers = me.kwargs["answers"]
+        assert me.kwargs["n"] == 3
+        assert me.args[1] is publisher
+        assert me.kwargs["answers"] is answers
+        got = [answer for _, answer in zip(range(20 * me.replicas), answers, strict=False)]
+        assert sorted(got) == [5.0 * (i // me.replicas) for i in range(20 * me.replicas)]
 
 
 def polled():

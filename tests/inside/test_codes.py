@@ -11,7 +11,7 @@ CODE = str(Path(__file__).with_name("code.py"))
 RANKS = 3
 #: at every level
 ALIKE = (
-    "calls", "polled", "refused", "reduced", "parts", "nested", "around", "two", "early",
+    "calls", "topics", "polled", "refused", "reduced", "parts", "nested", "around", "two", "early",
     "failing", "stopped", "agreed", "async_bodies", "handlers", "petsc", "last",
 )  # fmt: skip
 
