@@ -46,13 +46,23 @@ static const mi_service *service_of(const char *name, size_t length) {
   return found;
 }
 
-static int no_service(void) {
+static bool serves_parameters(const char *label) {
+  for (int i = 0; i < mi.program.nservers; ++i)
+    if (mi.program.servers[i].allowed && strcmp(mi.program.servers[i].label, label) == 0)
+      return true;
+  return false;
+}
+
+static int no_service(const char *name) {
+  if (serves_parameters(name))
+    return mi_fail(MPIML_ERR_SERVICE, "expected a service; this one is a parameter server. Use "
+                                      "mpiml_pull and mpiml_push.");
   char names[LIST] = "";
   for (int i = 0; i < mi.program.nservices; ++i)
     if (mi.program.services[i].allowed) list(names, mi.program.services[i].label);
   return mi_fail(MPIML_ERR_SERVICE,
                  "expected a service that was given to this ExternalNode: %s. Give it the handle in "
-                 "the Python program.",
+                 "the Python program: ExternalNode(calls=...).",
                  *names ? names : "it was given none");
 }
 
@@ -71,7 +81,7 @@ const mi_replica *mi_replica_named(const char *name, const mi_service **service)
       *service = service_of(name, (size_t)(slash - name));
   }
   if (!*service || !(*service)->allowed || (*service)->nreplicas == 0) {
-    no_service();
+    no_service(name);
     return NULL;
   }
   if (number >= (*service)->nreplicas) {
@@ -102,6 +112,10 @@ int mi_method_named(const mi_service *service, const char *name) {
 
 int mi_server_named(const char *label) {
   char names[LIST] = "";
+  const mi_service *service = label ? service_of(label, strlen(label)) : NULL;
+  if (service && service->allowed)
+    return mi_fail(MPIML_ERR_SERVICE,
+                   "expected a parameter server; this one is a service. Use mpiml_call.");
   for (int i = 0; label && i < mi.program.nservers; ++i) {
     const mi_server *server = &mi.program.servers[i];
     if (!server->allowed) continue;
@@ -109,6 +123,7 @@ int mi_server_named(const char *label) {
     list(names, server->label);
   }
   return mi_fail(MPIML_ERR_SERVICE,
-                 "expected a parameter server that was given to this ExternalNode: %s",
+                 "expected a parameter server that was given to this ExternalNode: %s. Give it the "
+                 "handle in the Python program: ExternalNode(calls=...).",
                  *names ? names : "it was given none");
 }

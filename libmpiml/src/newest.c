@@ -119,8 +119,8 @@ int mpiml_newest(const char *name, mpiml_array *into, int64_t *version) {
   mi_topic *topic = mi_topic_named(name);
   if (!topic) return MPIML_ERR_TOPIC;
   if (!topic->hears)
-    return mi_fail(MPIML_ERR_TOPIC, "expected this node to be a subscriber of the topic. Give its "
-                                    "ExternalNode topic.subscriber() in the Python program.");
+    return mi_fail(MPIML_ERR_TOPIC, "expected this node to be a subscriber of the topic. Let its "
+                                    "node be ExternalNode(subscribes=topic) in the Python program.");
   if (!version) return mi_fail(MPIML_ERR_USAGE, "expected memory for the version, got NULL");
   code = mi_check(into, NULL);
   if (code != MPIML_OK) return code;

@@ -84,8 +84,8 @@ int mpiml_publish(const char *name, const mpiml_array *x) {
   mi_topic *topic = mi_topic_named(name);
   if (!topic) return MPIML_ERR_TOPIC;
   if (!topic->publishes)
-    return mi_fail(MPIML_ERR_TOPIC, "expected this node to be a publisher of the topic. Give its "
-                                    "ExternalNode topic.publisher() in the Python program.");
+    return mi_fail(MPIML_ERR_TOPIC, "expected this node to be a publisher of the topic. Let its "
+                                    "node be ExternalNode(publishes=topic) in the Python program.");
   size_t bytes;
   code = mi_check(x, &bytes);
   if (code == MPIML_OK) code = expected(topic, x);

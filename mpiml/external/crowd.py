@@ -57,7 +57,7 @@ def keepers(program: Program, crowd: Crowd | None) -> dict[int, tuple[int, ...]]
         Such a node shares its label or its rank with nodes in Python.
     """
     found: dict[int, tuple[int, ...]] = {}
-    labels: list[str] = []
+    _refuse_strange(program, crowd)
     for position, unit in enumerate(program.units):
         nodes = [m.node for role in unit.roles for m in program.roles[role].members]
         if not any(node.outside for node in nodes):
@@ -70,24 +70,47 @@ def keepers(program: Program, crowd: Crowd | None) -> dict[int, tuple[int, ...]]
             )
         guests = [] if crowd is None else crowd.by_label.get(unit.label, [])
         if not guests or unit.replicas not in (FILL, len(guests)):
-            others = "" if crowd is None else f" (there attach {crowd.told})"
             wanted = "ranks" if unit.replicas == FILL else f"{unit.replicas} ranks"
             raise PlacementError(
                 f"{where}: expected {wanted} that call mpiml_attach with this label, got "
-                f"{len(guests)}{others}. Start both programs together: mpirun -n 4 ./solver : -n 2 python "
-                "-m mpiml.run trainer.py"
+                f"{len(guests)}{_cure(unit.replicas, crowd)}"
             )
         assert crowd is not None
-        labels.append(unit.label)
         found[position] = tuple(map(crowd.keeper, guests))
-    strange = [] if crowd is None else sorted(set(crowd.by_label) - set(labels))
-    if strange:
-        raise PlacementError(
-            f"Program {program.name!r}: ranks attach as {strange[0]!r}, but the program has no "
-            f"ExternalNode of this label; it has {', '.join(labels) or 'none'}. Add one: "
-            f"program.add_node(mpiml.ExternalNode(...), label={strange[0]!r}, replicas=mpiml.FILL)"
-        )
     return found
+
+
+def _cure(replicas: int, crowd: Crowd | None) -> str:
+    if crowd is None:
+        return (
+            ". Start both programs together: mpirun -n 4 ./solver : -n 2 python -m mpiml.run "
+            "trainer.py"
+        )
+    n = 4 if replicas == FILL else replicas
+    also = "" if replicas == FILL else ", or give the node replicas=mpiml.FILL"
+    return (
+        f" (there attach {crowd.told}). Start so many ranks of the solver, mpirun -n {n} ./solver : "
+        f"...{also}"
+    )
+
+
+def _refuse_strange(program: Program, crowd: Crowd | None) -> None:
+    """Refuse guests of a label that no node outside Python has: mostly it is misspelt."""
+    labels = [
+        unit.label
+        for unit in program.units
+        if any(m.node.outside for role in unit.roles for m in program.roles[role].members)
+    ]
+    strange = [] if crowd is None else sorted(set(crowd.by_label) - set(labels))
+    if crowd is None or not strange:
+        return
+    cure = "Attach with one of these, or add a node" if labels else "Add one"
+    raise PlacementError(
+        f"Program {program.name!r}: ranks attach as {strange[0]!r}, but the program has no "
+        f"ExternalNode of this label; it has {', '.join(map(repr, labels)) or 'none'} (there attach "
+        f"{crowd.told}). {cure}: program.add_node(mpiml.ExternalNode(...), label={strange[0]!r}, "
+        "replicas=mpiml.FILL)"
+    )
 
 
 def widened(plan: Plan, inside: Sequence[int], outside: dict[int, tuple[int, ...]]) -> Plan:

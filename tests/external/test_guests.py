@@ -513,8 +513,8 @@ def test_guests_that_do_not_fit_are_told_on_both_sides(guests):
 
     kind, text = refused(lambda: build(1), guests(), "other")
     assert kind in (7, mpiml.PlacementError)
-    assert "expected 1 ranks" in text
-    assert f"got 0 (there attach {len(guests())} as 'other')" in text
+    assert "ranks attach as 'other', but the program has no ExternalNode of this label" in text
+    assert f"it has 'solver' (there attach {len(guests())} as 'other'). Attach with" in text
 
     def without():
         program = Program("placed")

@@ -121,7 +121,7 @@ def test_guests_of_other_labels_are_named():
     program = Program("named")
     program.add_node(ExternalNode(), label="solver", replicas=2)
     with pytest.raises(
-        PlacementError, match=r"got 1 \(there attach 1 as 'solver', 2 as 'sovler'"
+        PlacementError, match=r"it has 'solver' \(there attach 1 as 'solver', 2 as 'sovler'"
     ):
         keepers(program, Crowd(("solver", "sovler", "sovler"), (0, 1, 2), (3,)))
 
@@ -180,7 +180,21 @@ def test_every_guest_has_one_keeper_and_they_share_evenly(pythons, guests):
     [
         ((), 4, "expected 4 ranks that call mpiml_attach with this label, got 0"),
         (("solver",) * 3, 4, "expected 4 ranks that call mpiml_attach with this label, got 3"),
-        (("other",), mpiml.FILL, "expected ranks that call mpiml_attach"),
+        (
+            (),
+            mpiml.FILL,
+            "expected ranks that call mpiml_attach.* Start both programs together",
+        ),
+        (
+            ("solver",) * 3,
+            4,
+            "attach 3 as 'solver'.*mpirun -n 4 ./solver : ..., or .*mpiml.FILL",
+        ),
+        (
+            ("other",),
+            4,
+            "as 'other', but .* it has 'solver' .there attach 1 as 'other'.. Attach",
+        ),
         (("solver", "other"), mpiml.FILL, "ranks attach as 'other', but the program has no"),
     ],
 )

@@ -116,6 +116,9 @@ static void refused(void) {
   SAYS(MPIML_ERR_METHOD, "stream", mpiml_call("net", "numbers", 0, NULL, 1, &out, 30));
   SAYS(MPIML_ERR_SERVICE, "given to this ExternalNode: \"net\"",
        mpiml_call("other", "echo", 1, &in, 1, &out, 30));
+  SAYS(MPIML_ERR_SERVICE, "is a parameter server. Use mpiml_pull and mpiml_push",
+       mpiml_call("ps", "pull", 0, NULL, 1, &out, 30));
+  SAYS(MPIML_ERR_SERVICE, "is a service. Use mpiml_call", mpiml_pull("net", "v", &out, NULL));
   SAYS(MPIML_ERR_SERVICE, "replica from 0 to 0, got 7",
        mpiml_call("net/7", "echo", 1, &in, 1, &out, 30));
   SAYS(MPIML_ERR_USAGE, "nin = 33", mpiml_call("net", "echo", 33, &in, 1, &out, 30));
@@ -160,7 +163,7 @@ static void parameters(void) {
   CHECK(w[0] < 0 && w[5] == w[0]);
   SAYS(MPIML_ERR_SHAPE, "got (2, 3)", mpiml_pull("ps", "layers/one", &other, &version));
   SAYS(MPIML_ERR_REMOTE, "layers/two", mpiml_pull("ps", "layers/two", &into, &version));
-  SAYS(MPIML_ERR_SERVICE, "\"ps\"", mpiml_pull("net", "w", &into, &version));
+  SAYS(MPIML_ERR_SERVICE, "\"ps\"", mpiml_pull("other", "w", &into, &version));
   SAYS(MPIML_ERR_SERVICE, "\"ps\"", mpiml_push("q", "w", &into, 0));
   SAYS(MPIML_ERR_USAGE, "version", mpiml_pull("ps", "bias", &other, NULL));
   SAYS(MPIML_ERR_USAGE, "NULL", mpiml_push("ps", NULL, &other, 0));
