@@ -71,7 +71,7 @@ typedef enum mpiml_code {
   MPIML_ERR_ATTACH = 7,       /* no Python ranks, or the program has no such external node */
   MPIML_ERR_TOPIC = 8,        /* no such topic, or this node is not its publisher/subscriber */
   MPIML_ERR_SERVICE = 9,      /* no such service or parameter server, or not given to this node */
-  MPIML_ERR_METHOD = 10,      /* the service has no such public method */
+  MPIML_ERR_METHOD = 10,      /* no such public method, or no such array in the tree of a server */
   MPIML_ERR_DTYPE = 11,       /* an array of another dtype than expected; never converted */
   MPIML_ERR_SHAPE = 12,       /* an array of another shape, or another number of arrays */
   MPIML_ERR_REMOTE = 13,      /* the method raised an exception: its text is in mpiml_error() */

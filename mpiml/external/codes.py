@@ -12,8 +12,8 @@ from mpiml.errors import (
 )
 
 __all__ = [
-    "ENC_CODE", "TEXT", "ArraysError", "attach_code", "call_code", "pack_code", "shortened",
-    "unpack_code",
+    "ENC_CODE", "TEXT", "ArraysError", "PathError", "ShapeError", "attach_code", "call_code",
+    "pack_code", "shortened", "unpack_code",
 ]  # fmt: skip
 
 ENC_CODE: Final = 5  #: how an error is encoded on its way to such a rank
@@ -26,7 +26,15 @@ _REFUSED = ((PlacementError, ATTACH), (GraphMismatchError, FAILED), (UsageError,
 
 
 class ArraysError(UsageError):
-    """A value is not what can be sent to a rank of another program."""
+    """A value is not what can be sent to a rank of another program, or what one may send."""
+
+
+class ShapeError(ArraysError):
+    """An array that such a rank has sent has another shape than what it is for."""
+
+
+class PathError(UsageError):
+    """Such a rank has named an array of a tree that is not there."""
 
 
 def attach_code(error: BaseException) -> int:
@@ -41,8 +49,10 @@ def attach_code(error: BaseException) -> int:
 
 def call_code(error: BaseException) -> int:
     """Return the code for an error that a call has ended with."""
-    if isinstance(error, UnknownMethodError):
+    if isinstance(error, (UnknownMethodError, PathError)):
         return METHOD
+    if isinstance(error, ShapeError):
+        return SHAPE
     if isinstance(error, ArraysError):
         return DTYPE
     if isinstance(error, ServiceGoneError):

@@ -253,10 +253,15 @@ def test_guests_are_workers_of_a_parameter_server(guests, consistency):
             found, version = guest.pull("params", "w")
             assert guest.push("params", version, w=np.ones(4))
         error = caught(guest.pull, "params", "v")
-        assert error.code == 13, error
+        assert error.code == 10, error
         error = caught(guest.pull, "params", "layers")
         assert "a part of the tree" in error.text
         error = caught(guest.push, "params", version, w=np.ones(5))
+        assert error.code == 12
+        error = caught(guest.push, "params", version, w=np.ones(4, np.float32))
+        assert error.code == 11
+        assert "expected (4,) float64, as pull() returns, got (4,) float32" in error.text
+        error = caught(guest.push, "params", version, w=np.full(4, np.nan))
         assert error.code == 13
         error = caught(guest.push, "params", version, layers=np.ones(5))
         assert "as 'layers/0/b', got 'layers', which is a part of the tree" in error.text

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mpiml.errors import UsageError
+from mpiml.external.codes import ArraysError, PathError, ShapeError
 
 __all__ = ["ByPath", "leaf_at"]
 
@@ -25,7 +25,7 @@ class ByPath:
 
         Raises
         ------
-        UsageError
+        PathError
             There is no such array.
         """
         me: Any = self
@@ -45,13 +45,16 @@ class ByPath:
 
         Raises
         ------
+        PathError, ArraysError
+            There is no such array; a gradient is not like it.
         UsageError
-            There is no such array, or a gradient is not like it, or not finite.
+            It is not finite.
         """
         me: Any = self
         me._check_worker("push")
         tree, _ = me._open()
         leaves = [leaf_at(tree, path, "push") for path in arrays]
+        _refuse_unlike(tree, leaves, list(arrays.values()))
         parts = tree.gradients_of(leaves, list(arrays.values()), "push", me._settings.nonfinite)
         if parts is not None and me._known.filters is None:
             parts = tree.messages(parts, False, me._settings.encode)
@@ -75,7 +78,7 @@ def leaf_at(tree: Any, path: str, call: str) -> int:
 
     Raises
     ------
-    UsageError
+    PathError
         There is none, or it is a part of the tree; or two arrays have this path.
     """
     if tree.paths is None:
@@ -88,18 +91,32 @@ def leaf_at(tree: Any, path: str, call: str) -> int:
     if len(found) == 1:
         return found[0]
     if found:
-        raise UsageError(
+        raise PathError(
             f"{call}: expected the path of one array, got {path!r}, which {len(found)} arrays of "
             "the tree have: keys with '/' in them, or 1 beside '1'. Name them otherwise."
         )
     inside = [other for other in known if other.startswith(f"{path}/") or not path]
     if inside:
-        raise UsageError(
+        raise PathError(
             f"{call}: expected the path of one array, as {inside[0]!r}, got {path!r}, which is a "
             f"part of the tree with {len(inside)} arrays. Name each, in a call of its own."
         )
     shown = ", ".join(map(repr, list(known)[:8])) + (", ..." if len(known) > 8 else "")
-    raise UsageError(
+    raise PathError(
         f"{call}: expected the path of an array in the tree of parameters, one of {shown}, got "
         f"{path!r}"
     )
+
+
+def _refuse_unlike(tree: Any, leaves: Sequence[int], arrays: Sequence[Any]) -> None:
+    """Refuse what has another shape or dtype than its array, by errors that have codes."""
+    for leaf, array in zip(leaves, arrays, strict=True):
+        spec = tree.plan.leaves[leaf]
+        shape, dtype = tuple(spec.shape), spec.dtype
+        if array.shape == shape and array.dtype.name == dtype:
+            continue
+        kind = ArraysError if array.shape == shape else ShapeError
+        raise kind(
+            f"push: gradient: {spec.path or 'the array'}: expected {shape} {dtype}, as pull() "
+            f"returns, got {array.shape} {array.dtype.name}"
+        )

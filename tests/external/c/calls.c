@@ -162,12 +162,12 @@ static void parameters(void) {
   while (after <= version) GIVES(MPIML_OK, mpiml_pull("ps", "layers/one", &into, &after));
   CHECK(w[0] < 0 && w[5] == w[0]);
   SAYS(MPIML_ERR_SHAPE, "got (2, 3)", mpiml_pull("ps", "layers/one", &other, &version));
-  SAYS(MPIML_ERR_REMOTE, "layers/two", mpiml_pull("ps", "layers/two", &into, &version));
+  SAYS(MPIML_ERR_METHOD, "layers/two", mpiml_pull("ps", "layers/two", &into, &version));
   SAYS(MPIML_ERR_SERVICE, "\"ps\"", mpiml_pull("other", "w", &into, &version));
   SAYS(MPIML_ERR_SERVICE, "\"ps\"", mpiml_push("q", "w", &into, 0));
   SAYS(MPIML_ERR_USAGE, "version", mpiml_pull("ps", "bias", &other, NULL));
   SAYS(MPIML_ERR_USAGE, "NULL", mpiml_push("ps", NULL, &other, 0));
-  GIVES(MPIML_ERR_REMOTE, mpiml_push("ps", "layers/one", &other, version));
+  GIVES(MPIML_ERR_SHAPE, mpiml_push("ps", "layers/one", &other, version));
 }
 
 int main(int argc, char **argv) {
