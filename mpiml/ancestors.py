@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-__all__ = ["Process", "launcher_chain", "look_up"]
+__all__ = ["LAUNCHERS", "Process", "launcher_chain", "look_up"]
 
 #: Names of processes that start ranks. The kernel keeps 15 characters of a name.
 LAUNCHERS = frozenset(

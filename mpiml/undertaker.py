@@ -10,7 +10,8 @@ MPICH's mpiexec     ends once what it has started is gone, with the status of th
 a daemon            what a rank on another host has above it: is killed, with all that it started
 ==================  ==============================================================================
 
-A launcher of a batch system (srun) is left alone: the system knows which nodes are down.
+A batch system's (srun, slurmstepd) is left alone, and with it an mpirun that has started its
+daemons by it and stands above them: the system knows which nodes are down.
 """
 
 import os
@@ -18,7 +19,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from mpiml.ancestors import Process, launcher_chain, look_up
+from mpiml.ancestors import LAUNCHERS, Process, launcher_chain, look_up
 from mpiml.config import Config
 
 __all__ = ["bury", "resign", "script"]
@@ -30,10 +31,22 @@ _OPEN_MPI = (
     "prterun",
     "prte",
     "mpirun.openmpi",
-    "mpiexec.openmp",
+    "mpiexec.openmpi",
     "mpiexec",
 )
+_BATCH = ("srun", "slurmstepd", "flux-shell", "palsd", "jsmd")
 _DAEMONS = ("prted", "orted", *_HYDRA)
+
+
+def _of_job(chain: Sequence[Process]) -> Sequence[Process]:
+    """Return the chain up to the launcher that started these very ranks: the lowest, no daemon.
+
+    What stands above it may be the launcher of another program, in which this one was started.
+    """
+    for i, process in enumerate(chain):
+        if process.name in LAUNCHERS and process.name not in _DAEMONS:
+            return chain[: i + 1]
+    return chain
 
 
 def script(chain: Sequence[Process], started: Sequence[int]) -> str:
@@ -44,11 +57,12 @@ def script(chain: Sequence[Process], started: Sequence[int]) -> str:
     Parameters
     ----------
     chain
-        From the rank's parent up to the topmost launcher.
+        From the rank's parent up, as far as a launcher is among them.
     started
         Further processes that this one has started: the ways to other hosts.
     """
-    if not chain:
+    chain = _of_job(chain)
+    if not chain or chain[-1].name in _BATCH:
         return ""
     top = chain[-1]
     alive = f"kill -0 {top.pid} 2>/dev/null || exit 0; "
@@ -71,7 +85,7 @@ def bury(patience: float = 0.0) -> bool:
     """
     import subprocess  # only here: it is slow to import, and every rank starts through here
 
-    chain = launcher_chain(os.getppid())
+    chain = _of_job(launcher_chain(os.getppid()))
     text = script(chain, _children(chain) if chain else ())
     if not text:
         return False
@@ -117,7 +131,7 @@ def resign(status: int, started: bool = True) -> None:
 
 
 def _children(chain: Sequence[Process]) -> list[int]:
-    """Return the processes that the topmost launcher has started, without those above us."""
+    """Return the processes that the launcher has started, without those above us."""
     known = {process.pid for process in chain}
     found = [look_up(int(name)) for name in os.listdir("/proc") if name.isdigit()]
     top = chain[-1].pid

@@ -31,9 +31,34 @@ def test_a_daemon_is_killed(daemon):
     assert script(chain("sh", daemon), []).endswith("kill -KILL 101")
 
 
-@pytest.mark.parametrize("names", [(), ("slurmstepd",), ("prted", "srun")])
+@pytest.mark.parametrize(
+    "names",
+    [
+        (),
+        ("slurmstepd",),
+        ("prted", "srun"),
+        ("hydra_pmi_proxy", "slurmstepd"),
+        ("prted", "prted", "slurmstepd"),
+        ("sh", "slurmstepd", "mpirun"),
+    ],
+)
 def test_a_batch_system_is_left_alone(names):
     assert script(chain(*names), [7]) == ""
+
+
+@pytest.mark.parametrize(
+    ("names", "place"),
+    [
+        (("prterun", "python", "mpirun"), 0),
+        (("mpiexec.openmpi", "python", "slurmstepd"), 0),
+        (("hydra_pmi_proxy", "mpiexec", "python", "hydra_pmi_proxy", "mpiexec"), 1),
+        (("hydra_pmi_proxy", "mpiexec", "bash", "slurmstepd"), 1),
+    ],
+)
+def test_the_launcher_around_the_one_of_the_job_is_let_be(names, place):
+    text = script(chain(*names), [7])
+    assert text.endswith(f"kill -KILL {100 + place}")
+    assert not any(str(100 + i) in text for i in range(place + 1, len(names)))
 
 
 def test_a_process_that_ends_by_itself_is_let_be():
