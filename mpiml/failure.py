@@ -221,9 +221,9 @@ class Failures:
         if runtime.done or runtime.ending.abandoned:
             return
         stuck = self.stragglers()
-        silent = "" if runtime.survey is None else runtime.survey.silent(limit / 2)
-        if not stuck and not silent and not last:
-            # others have the straggler; its rank ends the program
+        silent = self._silent(limit / 2)
+        if not stuck and not last and not self._silent(limit / 2, cut=True):
+            # others have the straggler; its rank ends the program, or is in no state to
             self._after(limit + 0.5, lambda: self._check_grace(limit, True))
             return
         seconds = time.monotonic() - self._stop_time
@@ -267,11 +267,16 @@ class Failures:
             except (OSError, ValueError):
                 continue  # closed, or nobody reads it
         world = self._runtime.world
-        if self._apart() and bury() and (lost or self._runtime.survey.silent(0.2)):
+        if self._apart() and bury() and (lost or self._silent(0.2)):
             resign(status)
         if world is not None and self._runtime.engine.link is not None:
             world.abort(status)
         os._exit(status)
+
+    def _silent(self, patience: float, cut: bool = False) -> str:
+        """Say which hosts are silent, and with `cut` which can hardly be there."""
+        survey = self._runtime.survey
+        return "" if survey is None else survey.silent(patience, cut)
 
     def _apart(self) -> bool:
         """Tell whether the program runs on several hosts."""

@@ -9,14 +9,14 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
-from mpiml import control
-from mpiml.silence import Quiet, Silence
+from mpiml import control, threads, wire
+from mpiml.silence import Quiet, Silence, Turns
 from mpiml.topics.graph import subscriptions
 from mpiml.wire import HEAR_ASK, HEARD, Frame
 
 __all__ = ["Hearing"]
 
-_LOOKS = 4  # in the time after which a silence is told
+_LOOKS = 6  # in the time after which a silence is told
 _MOST = 32  # ranks that are asked for one wait
 
 
@@ -39,26 +39,39 @@ class Hearing:
         self._runtime = runtime
         self._engine = engine = runtime.engine
         self._step = max(0.02, limit / _LOOKS)
-        self._closed = threading.Event()
+        self._tells = limit > 0
+        self._closed = False
+        self._wake = threading.Event()
         self._lock = threading.Lock()
         self._partners: dict[int, tuple[int, ...]] | None = None
         rows = runtime.hosts.rows
         here = runtime.hosts.host_of(engine.rank)
-        self._silence = Silence([row.ranks for row in rows], here, 1.9 * self._step)
+        self._silence = Silence([row.ranks for row in rows], here, 3.9 * self._step)
+        self._silence.beside = 0.9 * self._step
+        self._turns = Turns(1.5 * self._step)  # below: under the lock, as the rule is
         engine.handlers[HEAR_ASK] = self._on_ask
         engine.handlers[HEARD] = self._on_heard
         self._waits = waits
+        self._started = False
         if limit > 0 and len(rows) > 1:
-            threading.Thread(target=self._watch, name="mpiml-hearing", daemon=True).start()
+            self._start()
 
     def close(self) -> None:
-        """Ask nobody any more."""
-        self._closed.set()
+        """Tell nothing any more, and ask only on account of questions that are open."""
+        self._closed = True
+        self._wake.set()
 
-    def silent(self, patience: float) -> str:
-        """Return, in lines, who has not answered for so many seconds; empty if nobody."""
+    def silent(self, patience: float, cut: bool = False) -> str:
+        """Return, in lines, who has not answered for so many seconds; empty if nobody.
+
+        With `cut` only hosts that can hardly be there: several of their ranks have been asked,
+        none has answered, and those need not call `mpiml.poll` for it.
+        """
         with self._lock:
-            found = self._silence.silent(time.monotonic(), patience)
+            found = self._silence.silent(self._turns.time, patience)
+        if cut:
+            many = [quiet for quiet in found if len(quiet.silent) > 1 and not quiet.answering]
+            found = [] if threads.funneled() else many
         return "\n".join(map(self._line, found))
 
     def stopping(self) -> None:
@@ -66,8 +79,22 @@ class Hearing:
 
         They are there until this rank has ended, too.
         """
-        if len(self._runtime.hosts.rows) > 1 and not self._closed.is_set():
-            self._ask(self._next_ranks())
+        if len(self._runtime.hosts.rows) < 2 or self._closed:
+            return
+        settings = self._runtime.settings
+        grace = min(settings.grace, settings.failure_grace or settings.grace)
+        with self._lock:  # who is silent has to be known once the grace is over
+            self._step = min(self._step, max(0.02, grace / _LOOKS))
+            self._silence.beside = 0.9 * self._step
+            self._turns.longest = 1.5 * self._step
+        self._ask(self._next_ranks())
+        self._start()
+        self._wake.set()
+
+    def _start(self) -> None:
+        if not self._started:
+            self._started = True
+            threading.Thread(target=self._watch, name="mpiml-hearing", daemon=True).start()
 
     # -- asking and being asked ----------------------------------------------------------------
 
@@ -76,8 +103,11 @@ class Hearing:
 
     def _on_heard(self, rank: int, frame: Frame, buffers: Sequence[Any]) -> None:
         with self._lock:
-            back = self._silence.heard(rank, time.monotonic())
-        if back is not None and not self._closed.is_set():
+            if rank == self._engine.rank:
+                self._turns.back()
+                return
+            back = self._silence.heard(rank, self._turns.time)
+        if back is not None and not self._closed:
             name = self._runtime.hosts.rows[back[0]].name
             self._runtime.say(
                 f"mpiml: {self._runtime.name}: host {name} is heard again, by rank "
@@ -85,19 +115,37 @@ class Hearing:
             )
 
     def _watch(self) -> None:
-        while not self._closed.wait(self._step) and not self._runtime.done:
-            awaited = set(self._awaited())
-            self._ask(awaited)
+        runtime = self._runtime
+        while True:
+            self._wake.wait(self._step)
+            self._wake.clear()
             with self._lock:
-                news = self._silence.news(awaited, time.monotonic())
-            for quiet in news:
+                open_ = self._silence.open
+            if runtime.done or (self._closed and not open_):
+                return
+            awaited = open_ if self._closed else set(self._awaited())
+            with self._lock:
+                needed = bool(open_ or awaited)
+                sends = self._turns.look(time.monotonic(), needed)
+            self._ask(awaited)
+            if sends:
+                self._send_home()  # behind the questions
+            with self._lock:
+                news = self._silence.news(awaited, self._turns.time)
+            for quiet in news if self._tells and not self._closed else ():
                 self._tell(quiet)
 
     def _ask(self, awaited: Collection[int]) -> None:
         with self._lock:
-            asks = self._silence.asks(awaited, time.monotonic())
+            asks = self._silence.asks(awaited, self._turns.time)
         for rank in asks:
             self._engine.transmit(rank, HEAR_ASK, self._engine.rank, rank)
+
+    def _send_home(self) -> None:
+        """Send a message to this rank by way of the link, which `transmit` would not."""
+        engine = self._engine
+        engine.note_sent()
+        engine.link.send(engine.rank, wire.join(HEARD, engine.rank, engine.rank))
 
     # -- who is awaited ------------------------------------------------------------------------
 
@@ -146,21 +194,29 @@ class Hearing:
                 for call in list(self._engine.pending.values())
                 if runtime.ranks[call.target_vertex] in quiet.silent
             ][:4]
+        busy = (
+            "computes without letting mpiml run: in code that holds Python's lock or, below "
+            "MPI_THREAD_MULTIPLE, does not call mpiml.poll()"
+        )
         cause = (
-            "Other ranks of it answer: code that lets no other thread run, or a process that "
-            "is stopped"
+            f"The host is there, so that is a process that {busy}; or one that is stopped"
             if quiet.answering
             else "The link, a switch, or the host itself may be down, which TCP does not tell for "
-            "many minutes"
+            f"many minutes; or what runs there {busy}"
         )
         lines = [self._line(quiet), *waits, f"{cause}. The program waits on."]
         runtime.say(f"mpiml: {runtime.name}: " + "\n  ".join(lines) + "\n")
 
     def _line(self, quiet: Quiet) -> str:
         name = self._runtime.hosts.rows[quiet.host].name
+        who, seconds = _few(quiet.silent), f"for {quiet.seconds:.1f} s"
+        if quiet.answering:
+            return (
+                f"{who} of host {name}: no answer to rank {self._engine.rank} {seconds}, though "
+                f"{_few(quiet.answering)} of that host did answer"
+            )
         return (
-            f"nothing has come from host {name} ({_few(quiet.silent)}) to rank {self._engine.rank} "
-            f"for {quiet.seconds:.1f} s"
+            f"nothing has come from host {name} ({who}) to rank {self._engine.rank} {seconds}"
         )
 
 

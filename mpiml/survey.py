@@ -197,9 +197,9 @@ class Survey:
         if self._hearing is not None:
             self._hearing.close()
 
-    def silent(self, patience: float) -> str:
+    def silent(self, patience: float, cut: bool = False) -> str:
         """Return, in lines, which hosts have not answered for so long; see `mpiml.hearing`."""
-        return "" if self._hearing is None else self._hearing.silent(patience)
+        return "" if self._hearing is None else self._hearing.silent(patience, cut)
 
     def stopping(self) -> None:
         """Learn, at the stop, which hosts do not hear of it."""
