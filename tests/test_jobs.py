@@ -86,8 +86,8 @@ def test_a_warning_that_a_launcher_drops_is_given_again(tmp_path):
     (tmp_path / "fake").write_text(FAKE)
     (tmp_path / "fake").chmod(0o755)
     text = (ROOT / "jobs/program.sbatch").read_text()
-    assert text.count("while sleep 5;") == 1
-    (tmp_path / "job").write_text(text.replace("sleep 5;", "sleep 0.2;"))
+    assert text.count("while sleep 5 ") == 1
+    (tmp_path / "job").write_text(text.replace("sleep 5 ", "sleep 0.2 "))
     env = job(LAUNCHER=str(tmp_path / "fake"))
     with start("bash", str(tmp_path / "job"), env=env, cwd=ROOT) as child:
         child.wait_for("up")
@@ -95,6 +95,56 @@ def test_a_warning_that_a_launcher_drops_is_given_again(tmp_path):
         ended = child.wait(60)
     assert ended.rc == 143, ended
     assert ended.stderr == "", ended
+
+
+ECHO = """#!/bin/bash
+# a launcher that shows its last words, and what srun would read from the file of --multi-prog
+for word; do [ "${last-}" != --multi-prog ] || parts=$word; last=$word; done
+if [ -n "${parts-}" ]; then
+  read -r _ command < <(tail -n 1 "$parts")
+  python() { printf '<%s>' "$@"; }
+  export -f python
+  export START_RANK=${START_RANK#exec }
+  $(sed "s/eval.*//" <<<"$command") "$(sed "s/.*eval/eval/" <<<"$command")"
+  echo "parts $parts"
+else
+  printf '<%s>' "$@"
+fi
+echo " threads $OMP_NUM_THREADS"
+"""
+
+
+def echoed(tmp_path, template, launcher="fake", **more):
+    (tmp_path / launcher).write_text(ECHO)
+    (tmp_path / launcher).chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    env = job(LAUNCHER=launcher, PATH=path, PROGRAM="my program.py", **more)
+    with start("bash", str(ROOT / f"jobs/{template}.sbatch"), env=env, cwd=ROOT) as child:
+        ended = child.wait(60)
+    ended.check()
+    return ended.stdout
+
+
+ARGUMENTS = """--title 'my run' --glob "*" --n 3"""
+WORDS = "<my program.py><--title><my run><--glob><*><--n><3>"
+
+
+@pytest.mark.parametrize("template", ["program", "gpu", "array", "apptainer", "coupled"])
+def test_arguments_are_quoted_as_in_a_shell(template, tmp_path):
+    more = {"SOLVER_RANKS": "1", "SLURM_ARRAY_TASK_ID": "4"}
+    assert WORDS in echoed(tmp_path, template, ARGUMENTS=ARGUMENTS, **more)
+
+
+def test_the_file_of_the_parts_is_read_and_removed(tmp_path):
+    more = {"SOLVER_RANKS": "1", "ARGUMENTS": ARGUMENTS, "TMPDIR": str(tmp_path)}
+    said = echoed(tmp_path, "coupled", "srun", **more)
+    assert WORDS in said
+    assert f"parts {tmp_path}/" in said
+    assert not list(tmp_path.glob("tmp.*"))
+
+
+def test_a_job_that_names_no_cores_has_one_for_each_rank(tmp_path):
+    assert "threads 1" in echoed(tmp_path, "program", SLURM_CPUS_PER_TASK="")
 
 
 # -- filling in --------------------------------------------------------------------------------

@@ -65,7 +65,7 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
         "check",
         help="look whether the templates can run here",
         description="Look for Slurm, a launcher that fits this Python's MPI, shared memory and "
-        "Apptainer; each failure comes with its cure. Status 1: no job could run.",
+        "Apptainer; each failure comes with its cure. Status 1: a check has failed.",
         allow_abbrev=False,
     )
     check.add_argument("--json", action="store_true", help="print JSON instead of text")

@@ -100,7 +100,9 @@ OPTIONS = {
         Option("solver", "the MPI code and its arguments", variable="SOLVER"),
         Option("solver-ranks", "ranks of the MPI code", "", _count, variable="SOLVER_RANKS"),
         Option("program", "file of the program", variable="PROGRAM"),
-        Option("arguments", "arguments of its build()", variable="ARGUMENTS"),
+        Option(
+            "arguments", "arguments of its build(), quoted as in a shell", variable="ARGUMENTS"
+        ),
         Option("requeue", "yes: run again after a checkpoint", "", _switch, variable="REQUEUE"),
     )
 }
