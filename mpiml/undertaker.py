@@ -65,7 +65,9 @@ def script(chain: Sequence[Process], started: Sequence[int]) -> str:
     if not chain or chain[-1].name in _BATCH:
         return ""
     top = chain[-1]
-    alive = f"kill -0 {top.pid} 2>/dev/null || exit 0; "
+    # by its start too: the number alone may have gone to another process meanwhile
+    start = f"sed 's/.*) //' /proc/{top.pid}/stat 2>/dev/null | cut -d' ' -f20"
+    alive = f'[ "$({start})" = {top.start} ] || exit 0; '
     last = f"{alive}kill -KILL {top.pid}"
     if top.name in _DAEMONS:
         return f"sleep 2; {last}"

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from mpiml import undertaker
-from mpiml.ancestors import Process
+from mpiml.ancestors import Process, look_up
 from mpiml.undertaker import script
 
 
@@ -76,7 +76,17 @@ def test_a_process_that_does_not_end_is_ended(monkeypatch):
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as child:
         assert child.stdout.readline() == b"up\n"
-        chained = [Process(child.pid, "prterun", 1, 1)]
+        chained = [Process(child.pid, "prterun", 1, look_up(child.pid).start)]
         monkeypatch.setattr(undertaker, "launcher_chain", lambda pid: chained)
         assert not undertaker.bury()
         assert child.wait(20) == -9
+
+
+def test_another_process_of_the_same_number_is_let_be():
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        chained = [Process(child.pid, "prterun", 1, look_up(child.pid).start + 1)]
+        text = script(chained, [])
+        subprocess.run(["/bin/sh", "-c", text.replace("sleep 1;", "")], check=True, timeout=20)
+        assert child.poll() is None
+        child.communicate(b"\n", timeout=20)
+    assert child.returncode == 0
