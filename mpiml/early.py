@@ -116,7 +116,7 @@ def take(send: Callable[[int], None] | None = None) -> list[int]:
         return []
     ear.read_up.clear()
     os.write(ear.write, b"\0")
-    ear.read_up.wait()
+    ear.read_up.wait(1.0)  # what a thread would say at once; a start must not hang on it
     ear.send = send
     ear.taken.set()
     numbers, ear.numbers = ear.numbers, []

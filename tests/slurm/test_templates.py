@@ -56,6 +56,16 @@ def run(slurm, here, path, *options, env=None):
     return said
 
 
+def check_stops_when_warned(slurm, here, job, text, told):
+    """Warn a job once it has printed `text`: it stops in order, and so many say so."""
+    slurm.wait_for(job, text, here / "out")
+    slurm.warn(job)
+    done = slurm.wait(job)
+    said = (here / "out").read_text()
+    assert done.status == 143, f"{done}\n{said}"
+    assert said.count(" told") == told, said
+
+
 def shared_memory(slurm):
     return set(os.listdir(slurm.shared_memory))
 
@@ -144,12 +154,7 @@ def test_coupled_joins_a_code_in_c_and_a_program(slurm, here, launchers, how, on
 def test_the_warning_reaches_the_code_by_the_program(slurm, here, launchers, once):
     solver = program(Path(__file__).with_name("solver.c"))
     job = slurm.submit(coupled(here, launchers["mpirun"], f"{solver} wait"), cwd=here)
-    slurm.wait_for(job, "solver 1 steps", here / "out")
-    slurm.warn(job)
-    done = slurm.wait(job)
-    said = (here / "out").read_text()
-    assert done.status == 143, f"{done}\n{said}"
-    assert said.count(" told") == 2, said
+    check_stops_when_warned(slurm, here, job, "solver 1 steps", told=2)
 
 
 @pytest.mark.parametrize("how", ["mpirun", "srun"])
@@ -157,12 +162,7 @@ def test_the_warning_stops_the_program_in_order(slurm, here, launchers, how, onc
     path = script(here, "program", f"{GRAPH}:waiting", launcher=launchers[how], **TWO_BY_TWO)
     before = shared_memory(slurm)
     job = slurm.submit(path, cwd=here)
-    slurm.wait_for(job, "[node/3] up", here / "out")
-    slurm.warn(job)
-    done = slurm.wait(job)
-    said = (here / "out").read_text()
-    assert done.status == 143, f"{done}\n{said}"
-    assert said.count("] told") == 4, said
+    check_stops_when_warned(slurm, here, job, "[node/3] up", told=4)
     check_nothing_left(slurm, job, before)
 
 
@@ -171,12 +171,7 @@ def test_a_warning_while_the_program_starts_is_not_lost(slurm, here, launchers, 
     options = {"launcher": launchers[how], "arguments": "--slow 1", **TWO_BY_TWO}
     path = script(here, "program", f"{GRAPH}:waiting", **options)
     job = slurm.submit(path, cwd=here)
-    slurm.wait_for(job, "loading", here / "out")
-    slurm.warn(job)
-    done = slurm.wait(job)
-    said = (here / "out").read_text()
-    assert done.status == 143, f"{done}\n{said}"
-    assert said.count("] told") == 4, said
+    check_stops_when_warned(slurm, here, job, "loading", told=4)
 
 
 def test_a_warning_while_the_launcher_starts_ends_the_job_with_143(slurm, here, once):
