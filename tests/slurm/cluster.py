@@ -215,13 +215,14 @@ class Cluster:
 
         def there():
             said = path.read_text() if path.exists() else ""
-            ended = text not in said and self._ended(job)
+            ended = text not in said and self.ended(job)
             assert not ended, f"job {job} ended without {text!r}: {self.show(job)}\n{said}"
             return text in said
 
         self.poll(there, timeout, f"{text!r} of job {job}")
 
-    def _ended(self, job):
+    def ended(self, job):
+        """Return whether a job has ended."""
         return self.show(job)["JobState"] not in (
             "PENDING",
             "RUNNING",
@@ -239,7 +240,7 @@ class Cluster:
 
     def wait(self, job, timeout=60):
         """Wait until a job has ended; return how."""
-        self.poll(lambda: self._ended(job), timeout, f"end of job {job}")
+        self.poll(lambda: self.ended(job), timeout, f"end of job {job}")
         said = self.show(job)
         status, _, number = said["ExitCode"].partition(":")
         return Done(said["JobState"], int(status), int(number))
@@ -251,6 +252,17 @@ class Cluster:
     def scancel(self, job):
         """Cancel a job."""
         self.ask("scancel", str(job))
+
+    def clear(self):
+        """Cancel whatever is left; wait until both nodes are idle."""
+        if jobs := self.ask("squeue", "--noheader", "--format=%A").split():
+            self.ask("scancel", *jobs, check=False)  # one may end by itself meanwhile
+        self.poll(self._idle, 30, "idle nodes")
+
+    def steps(self, job):
+        """Return whether the job's script has started something that still runs."""
+        said = self.ask("squeue", "--steps", "--noheader", "--format=%i", f"--jobs={job}")
+        return [word for word in said.split() if not word.endswith((".batch", ".extern"))]
 
     def processes(self, job=None):
         """Find what has been started from here, or for one job: command lines by number."""

@@ -11,7 +11,7 @@ from tests.slurm.cluster import Cluster, missing
 
 
 @pytest.fixture(scope="session")
-def slurm():
+def cluster():
     """A running `Cluster`; without Slurm a test is skipped, or fails in .ci/run
     where that has installed it."""
     if vendor() not in ("openmpi", "mpich"):
@@ -26,6 +26,13 @@ def slurm():
         quiet["MPIR_CVAR_CH4_NETMOD"] = "ofi"  # by UCX, MPICH 5.0 loses messages between hosts
         cluster.environ |= quiet | {"PATH": environment()["PATH"], "VENV": sys.prefix}
         yield cluster
+
+
+@pytest.fixture
+def slurm(cluster):
+    """The cluster with no jobs: what a test leaves, as one that fails does, is not the next one's."""
+    yield cluster
+    cluster.clear()
 
 
 @pytest.fixture

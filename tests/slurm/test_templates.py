@@ -49,6 +49,11 @@ def run(slurm, here, path, *options, env=None):
     """Run a job to its end in order; return what it has printed."""
     before = shared_memory(slurm)
     job = slurm.submit(path, *options, cwd=here, env=env)
+    return check_in_order(slurm, here, job, before)
+
+
+def check_in_order(slurm, here, job, before):
+    """Wait until a job has ended well, and nothing of it is left; return what it has printed."""
     done = slurm.wait(job)
     said = (here / "out").read_text()
     assert (done.state, done.status) == ("COMPLETED", 0), f"{done}\n{said}\n{slurm.logs()}"
@@ -103,8 +108,30 @@ def test_program_over_two_hosts(slurm, here, launchers, how):
 
 def test_hetero_puts_the_server_on_the_fat_host(slurm, here, launchers):
     path = script(here, "hetero", launcher=launchers["srun"], ranks_per_host=2)
-    said = run(slurm, here, path)
+    before = shared_memory(slurm)
+    job = run_parts(slurm, here, path)
+    said = check_in_order(slurm, here, job, before)
     assert said.count("worker on n2, register on n1") == 2, said
+
+
+def run_parts(slurm, here, path):
+    """Run a job of two parts until it ends; where its srun stays behind, do it again.
+
+    That is Slurm's fault (22.05, with PMIx): each part starts an agent in srun, both keep its
+    thread in one variable, and at the end srun may wait for the one that nobody has told.
+    """
+    for _ in range(4):
+        job = slurm.submit(path, cwd=here)
+        slurm.wait_for(job, "register on n1", here / "out")
+        slurm.poll(lambda job=job: not slurm.steps(job), 60, f"end of the ranks of {job}")
+        try:
+            slurm.poll(lambda job=job: slurm.ended(job), 5, "end")
+            return job
+        except AssertionError:
+            assert any("srun" in line for line in slurm.processes(job).values())
+            slurm.clear()
+            (here / "out").unlink()
+    raise AssertionError(f"srun stayed behind every time\n{slurm.logs()}")
 
 
 def test_array_gives_each_job_its_seed(slurm, here, launchers, once):
@@ -204,7 +231,6 @@ def test_status_75_puts_the_job_back_into_the_queue(slurm, here, once):
     job = slurm.submit(path, cwd=here)
     slurm.poll(lambda: slurm.show(job)["Restarts"] == "1", 60, "second turn")
     assert slurm.show(job)["JobState"] in ("PENDING", "COMPLETING"), slurm.show(job)
-    slurm.scancel(job)
 
 
 def test_srun_without_a_pmi_is_refused_with_the_cure(slurm, here, once):
