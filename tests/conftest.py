@@ -13,6 +13,7 @@ import os
 import shutil
 import sys
 import tempfile
+import traceback
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -53,6 +54,23 @@ def pytest_configure(config):
         pytest.exit(f"MPIML_TEST_LEG={LEG}, but {', '.join(missing)} cannot be imported", 4)
     if ONCE and not WORLD:
         config.pluginmanager.register(legs.plugin(ONCE))
+    _watch_exit(config)
+
+
+def _watch_exit(config):
+    """Let pytest say which code has ended its process, test and stack: `os._exit` leaves no word."""
+    leave, process = os._exit, os.getpid()
+    capture = config.pluginmanager.get_plugin("capturemanager")
+
+    def tell(status):
+        if os.getpid() == process:  # not in a child that a test has forked
+            stack = "".join(traceback.format_stack())
+            test = os.environ.get("PYTEST_CURRENT_TEST")
+            capture.suspend_global_capture(in_=True)
+            os.write(2, f"\n--- os._exit({status}) during {test}\n{stack}".encode())
+        leave(status)
+
+    os._exit = tell
 
 
 @pytest.hookimpl(tryfirst=True)
