@@ -38,12 +38,19 @@ static int all(int going, MPI_Comm comm) {
 
 static double *doubles(size_t count) {
   double *memory = malloc((count ? count : 1) * sizeof *memory);
-  if (memory == NULL) MPI_Abort(MPI_COMM_WORLD, 1);
+  if (memory == NULL) {
+    fprintf(stderr, "heat: no memory for %zu numbers; give fewer --cells, or more ranks\n", count);
+    MPI_Abort(MPI_COMM_WORLD, 1);
+  }
   return memory;
 }
 
 int main(int argc, char **argv) {
   MPI_Init(&argc, &argv);
+  if (argc > 1) {
+    fprintf(stderr, "heat: expected no options, got %s; give it to trainer.py\n", argv[1]);
+    MPI_Abort(MPI_COMM_WORLD, 2);
+  }
   MPI_Comm comm = MPI_COMM_NULL; /* of the solver's ranks, in place of MPI_COMM_WORLD */
   if (mpiml_attach(MPI_COMM_WORLD, "solver", &comm) != MPIML_OK) { /* then on no rank */
     fprintf(stderr, "heat: %s\n", mpiml_error());

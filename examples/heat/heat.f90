@@ -17,6 +17,10 @@ program heat
   logical :: going
 
   call mpi_init(code)
+  if (command_argument_count() > 0) then
+    write (error_unit, "(a)") "heat: expected no options, got some; give them to trainer.py"
+    call mpi_abort(MPI_COMM_WORLD, 2, code)
+  end if
   call mpiml_attach(MPI_COMM_WORLD, "solver", comm, code) ! comm takes the place of the world
   if (code /= MPIML_OK) then ! then on no rank
     write (error_unit, "(2a)") "heat: ", mpiml_error()

@@ -7,6 +7,10 @@ fields of the solver -> intake -> reservoir -> learner -> surrogate <- boundary 
 Nothing is written to disk but the plot, at the end.
 """
 
+import importlib.util
+import os
+from typing import Literal
+
 import numpy as np
 from heat_numpy import RATIO, exact, solve
 from surrogate import Fit, Surrogate
@@ -16,6 +20,7 @@ import mpiml
 POINTS = 200  # of each field, that are put into the reservoir
 BATCH = 256
 REUSE = 2.0  # samples of an item, at most
+MOST_STEPS = 10**9  # the solvers count in 32 bits
 
 
 def take_in(fields, reservoir, surrogate, plot):
@@ -61,7 +66,7 @@ def draw(path, field, off, steps, errors, learn):
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, 4, figsize=(17, 4), layout="constrained")
+    figure, axes = plt.subplots(1, 4, figsize=(14.5, 3.5), layout="constrained")
     for ax, image, title in zip(
         axes, [field, *off], ["field", "surrogate's error", "field's error"], strict=False
     ):
@@ -71,12 +76,51 @@ def draw(path, field, off, steps, errors, learn):
     axes[3].semilogy(steps, errors)
     axes[3].axvline(learn, color="grey", linestyle=":", label="boundary by the surrogate")
     axes[3].set(title="largest error of the field", xlabel="step")
-    axes[3].legend()
-    figure.savefig(path, dpi=110)
+    axes[3].legend(loc="lower right", fontsize="small")
+    figure.savefig(path, dpi=70)
+
+
+def check(solver, solvers, cells, steps, learn, every, plot):
+    """Refuse what the solvers cannot compute, before anybody has started."""
+    for name, value, least, most, unit, why in (
+        ("cells", cells, 4, 10_000, 1, "fewer show too little of the waves"),
+        ("solvers", solvers, 1, cells, 1, "each rank of the solver has a row of --cells"),
+        ("every", every, 1, MOST_STEPS, 1, "a field is sent after each --every steps"),
+        ("steps", steps, every, MOST_STEPS, every, "a field is sent after each --every"),
+        ("learn", learn, every, steps, every, "so many of --steps know the boundary"),
+    ):
+        if not least <= value <= most or value % unit:
+            multiple = f", a multiple of {unit} (--every)" if unit > 1 else ""
+            raise mpiml.UsageError(
+                f"heat: --{name}: expected {least} to {most}{multiple}, got {value}. "
+                f"Give another --{name}: {why}."
+            )
+    if solver not in ("external", "numpy"):
+        raise mpiml.UsageError(
+            f"heat: --solver: expected external or numpy, got {solver!r}. Give external for "
+            "heat_c and heat_f, which mpirun starts beside this program."
+        )
+    if plot is not None:
+        check_plot(plot)
+
+
+def check_plot(plot):
+    """Refuse a plot that could not be written: it is, when all is done."""
+    folder = os.path.dirname(os.path.abspath(plot))
+    if not plot.endswith((".png", ".pdf", ".svg")) or not os.path.isdir(folder):
+        raise mpiml.UsageError(
+            "heat: --plot: expected a file that ends in .png, .pdf or .svg, in a folder that is "
+            f"there, got {plot!r}. Name another, or make the folder."
+        )
+    if importlib.util.find_spec("matplotlib") is None:
+        raise mpiml.UsageError(
+            "heat: --plot: expected Matplotlib, got an environment without it. Call "
+            "`python -m pip install matplotlib`, or leave --plot out."
+        )
 
 
 def build(
-    solver: str = "external",
+    solver: Literal["external", "numpy"] = "external",
     solvers: int = 2,
     cells: int = 24,
     steps: int = 2400,
@@ -89,8 +133,7 @@ def build(
 
     They know the boundary for `learn` of the `steps` steps, and send a field after each `every`.
     """
-    if learn % every or steps % every:
-        raise mpiml.UsageError(f"heat: expected --learn and --steps in multiples of {every}")
+    check(solver, solvers, cells, steps, learn, every, plot)
     program = mpiml.Program("heat")
     fields = program.topic("fields", mpiml.Keep(2))  # a solver is at most 2 fields ahead
     model = mpiml.ServiceNode(Surrogate, cells, steps, learn, every)

@@ -78,6 +78,16 @@ def test_a_stop_ends_all_solvers_in_the_same_step(name):
 
 
 @once
+def test_solvers_refuse_options():
+    python = [sys.executable, "-m", "mpiml.run", HEAT / "trainer.py"]
+    both = [example("heat") / "heat_c", "--cells", "8", ":", "-n", 1, *python]
+    ended = child(launcher(), "-n", 1, *both, env=environment())
+    assert ended.rc == 2, ended
+    assert "heat: expected no options, got --cells; give it to trainer.py" in ended.stderr
+    assert not ended.leftovers
+
+
+@once
 def test_the_plot_is_all_that_is_written(tmp_path):
     plot = tmp_path / "heat.png"
     python = [sys.executable, "-m", "mpiml.run", HEAT / "trainer.py", *SMALL, "--plot", plot]
@@ -87,13 +97,57 @@ def test_the_plot_is_all_that_is_written(tmp_path):
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
+REFUSED = """
+import sys
+import mpi4py
+mpi4py.rc.initialize = False
+from mpiml.loading import load
+from mpiml.errors import UsageError
+build = load(sys.argv[1])
+for text in sys.argv[2:]:
+    name, _, value = text.partition("=")
+    try:
+        build(**{name: int(value) if value.lstrip("-").isdigit() else value})
+        print(text, "is accepted")
+    except UsageError as error:
+        print(error)
+"""
+
+
 @once
-def test_another_number_of_solvers_is_refused_on_both_sides():
-    python = [sys.executable, "-m", "mpiml.run", HEAT / "trainer.py", "--solvers", "3"]
-    words = [example("heat") / "heat_c", ":", "-n", 1, *python]
-    ended = child(launcher(), "-n", 1, *words, env=environment())
+def test_what_cannot_be_computed_is_refused():
+    wrong = {
+        "cells=0": "--cells: expected 4 to 10000, got 0.",
+        "cells=2": "--cells: expected 4 to 10000, got 2.",
+        "cells=-5": "--cells: expected 4 to 10000, got -5.",
+        "solvers=0": "--solvers: expected 1 to 24, got 0.",
+        "solvers=25": "--solvers: expected 1 to 24, got 25.",
+        "every=0": "--every: expected 1 to 1000000000, got 0.",
+        "every=-8": "--every: expected 1 to 1000000000, got -8.",
+        "steps=0": "--steps: expected 8 to 1000000000, a multiple of 8 (--every), got 0.",
+        "steps=2401": "--steps: expected 8 to 1000000000, a multiple of 8 (--every), got 2401.",
+        "learn=0": "--learn: expected 8 to 2400, a multiple of 8 (--every), got 0.",
+        "learn=2408": "--learn: expected 8 to 2400, a multiple of 8 (--every), got 2408.",
+        "solver=foo": "--solver: expected external or numpy, got 'foo'.",
+        "plot=heat.xyz": "--plot: expected a file that ends in .png",
+        "plot=not/there/heat.png": "--plot: expected a file that ends in .png",
+    }
+    ended = child(sys.executable, "-c", REFUSED, HEAT / "trainer.py", *wrong).check()
+    said = ended.stdout.splitlines()
+    assert len(said) == len(wrong)
+    for text, expected in zip(said, wrong.values(), strict=True):
+        assert text.startswith(f"heat: {expected}")
+
+
+@once
+@pytest.mark.parametrize("words", [["--solvers", 3], ["--cells", 2]])
+def test_what_does_not_fit_is_refused_on_both_sides(words):
+    expected = {"--solvers": "expected 3 ranks", "--cells": "expected 4 to 10000, got 2"}
+    python = [sys.executable, "-m", "mpiml.run", HEAT / "trainer.py", *words]
+    both = [example("heat") / "heat_c", ":", "-n", 1, *python]
+    ended = child(launcher(), "-n", 1, *both, env=environment())
     assert ended.rc != 0
-    assert "heat: mpiml_attach" in ended.stderr
-    assert "expected 3 ranks" in ended.stderr
+    assert re.search(f"heat: mpiml_attach.*{expected[words[0]]}", ended.stderr), ended
+    assert re.search(f"^mpiml: .*{expected[words[0]]}", ended.stderr, re.MULTILINE), ended
     assert "Traceback" not in ended.stderr
     assert not ended.leftovers
