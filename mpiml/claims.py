@@ -9,7 +9,7 @@ from typing import Any
 from mpiml.config import Config
 from mpiml.errors import UsageError
 from mpiml.refusal import lonely
-from mpiml.started import alone, refuse_start, refuse_world
+from mpiml.started import alone, doubt, refuse_start, refuse_world
 
 __all__ = ["claimed", "default_comm"]
 
@@ -50,6 +50,9 @@ def default_comm() -> Any:
             return None
         with lonely(where):
             refuse_start(where, world.described())
+        if text := doubt(where, world.described()):
+            sys.stderr.write(f"mpiml: {text}\n")
+            sys.stderr.flush()
         comm = world.start()
         with lonely(where):
             refuse_world(where, world.described(), comm.size)

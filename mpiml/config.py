@@ -105,6 +105,11 @@ class Config(NamedTuple):
         None. Its hints are None without it, and where it does not say; MPI has the last word.
     slurm_step_tasks
         Tasks of the job step this process runs in; None outside a step.
+    slurm_step
+        The name of the step of several tasks that srun started, for ``scancel``; None where a
+        shell of its user's is one of them.
+    slurm_host, pmix_host
+        What Slurm and the PMIx that starts ranks call this host, where they say so.
     singleton_trap
         srun started several tasks without a PMI: each would be "rank 0 of 1".
     pmi, pmix
@@ -154,6 +159,9 @@ class Config(NamedTuple):
     local_size_hint: int | None = None
     launcher: str | None = None
     slurm_step_tasks: int | None = None
+    slurm_step: str | None = None
+    slurm_host: str | None = None
+    pmix_host: str | None = None
     singleton_trap: bool = False
     pmi: bool = False
     pmix: bool = False
@@ -337,10 +345,20 @@ def _srun(
         "size_hint": tasks,
         "local_rank_hint": _whole(environ, "SLURM_LOCALID"),
         "local_size_hint": _tasks_here(environ),
+        "slurm_step": _step(environ),
+        "slurm_host": environ.get("SLURMD_NODENAME"),
+        "pmix_host": environ.get("PMIX_HOSTNAME"),
         "gpus_private": "SLURM_GPUS_PER_TASK" in environ
         or "gpu" in environ.get("SLURM_TRES_PER_TASK", "")
         or bound.startswith(("single", "per_task")),
     }
+
+
+def _step(environ: Mapping[str, str]) -> str | None:
+    job = _whole(environ, "SLURM_JOB_ID", "SLURM_JOBID")
+    if job is None or "SLURM_PTY_PORT" in environ:
+        return None
+    return f"{job}.{_whole(environ, 'SLURM_STEP_ID', 'SLURM_STEPID')}"
 
 
 def _tasks_here(environ: Mapping[str, str]) -> int | None:

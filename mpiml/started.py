@@ -10,7 +10,7 @@ from mpiml.config import Config
 from mpiml.errors import UsageError
 from mpiml.vendors import TITLES, family, speaks_pmi, speaks_pmix, title
 
-__all__ = ["alone", "launcher_of", "refuse_start", "refuse_world", "trapped"]
+__all__ = ["alone", "doubt", "launcher_of", "refuse_start", "refuse_world", "trapped"]
 
 _TRAP = (
     "srun started {tasks} tasks without the PMI of their MPI, so each would be rank 0 of 1. "
@@ -78,6 +78,26 @@ def refuse_start(config: Config, library: str) -> None:
         f"{launcher_of(config)} started {_ranks(config)}, but mpi4py loads {title(library)}, "
         f"which it cannot start: it offers {offered}, and this {_kind(library)} has none of it. "
         f"{_cure(config, library)}"
+    )
+
+
+def doubt(config: Config, library: str) -> str:
+    """Return what is said, by one rank of a host, where MPI_Init will probably fail; or nothing.
+
+    Local. Open MPI 5 looks for the ranks of its host under the host's name; where it finds
+    none, it takes the third rank for an error. Open MPI 4 does not.
+    """
+    names = config.slurm_host or "", config.pmix_host or ""
+    if config.local_rank_hint != 2 or not all(names) or family(library) != "openmpi":
+        return ""
+    slurm, pmix = (name.lower().partition(".")[0] for name in names)
+    if slurm == pmix or title(library).startswith("Open MPI v4"):
+        return ""
+    return (
+        f"Slurm calls this host {names[0]}, and its PMIx calls it {names[1]}. So {title(library)} "
+        "may fail in MPI_Init with more than 2 ranks on a host. Whoever runs this Slurm can "
+        f"start slurmd with PMIX_HOSTNAME={names[0]} in its environment, or let `hostname` be "
+        "the NodeName; else use `mpirun` inside sbatch, without srun."
     )
 
 

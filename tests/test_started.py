@@ -9,7 +9,7 @@ import pytest
 from mpiml.config import Config
 from mpiml.errors import UsageError
 from mpiml.refusal import turn
-from mpiml.started import alone, refuse_start, refuse_world
+from mpiml.started import alone, doubt, refuse_start, refuse_world
 from mpiml.vendors import family, speaks_pmi, speaks_pmix, title
 from tests.mpi import ROOT, child, environment, vendor
 
@@ -229,6 +229,34 @@ def test_who_is_refused_alone_speaks_in_turn():
         )
     ]  # fmt: skip
     assert turns == [0, 2, 4, None, None, 2, 4]
+
+
+def test_where_a_step_of_srun_can_be_told_all_ranks_have_a_turn(tmp_path, monkeypatch):
+    environ = PMIX | {"SLURM_JOB_ID": "7", "SLURM_LOCALID": "1"}
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert turn(Config.read(environ)) is None
+    (tmp_path / "scancel").write_text("#!/bin/sh\n")
+    (tmp_path / "scancel").chmod(0o755)
+    assert turn(Config.read(environ)) == 4
+    assert turn(Config.read(environ | {"SLURM_PTY_PORT": "34567"})) is None, "a shell"
+
+
+@pytest.mark.parametrize(
+    ("change", "library", "doubted"),
+    [
+        ({}, OMPI5, True),
+        ({}, OMPI4, False),
+        ({}, MPICH_PMIX, False),
+        ({"SLURM_LOCALID": "3"}, OMPI5, False),  # another one speaks
+        ({"PMIX_HOSTNAME": "N1.cluster"}, OMPI5, False),
+        ({"PMIX_HOSTNAME": ""}, OMPI5, False),
+        (MPIRUN, OMPI5, False),
+    ],
+)
+def test_a_host_with_two_names_is_doubted(change, library, doubted):
+    names = {"SLURMD_NODENAME": "n1", "PMIX_HOSTNAME": "vm", "SLURM_LOCALID": "2"}
+    said = doubt(Config.read(PMIX | names | change), library)
+    assert ("PMIX_HOSTNAME=n1" in said) == doubted, said
 
 
 def test_a_dry_run_in_such_a_step_is_one_process(srun, script):

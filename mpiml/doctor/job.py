@@ -22,7 +22,7 @@ from mpiml.doctor.trials import Place, trials
 from mpiml.errors import UsageError
 from mpiml.hosts import Facts, local_facts
 from mpiml.refusal import end_job, lonely
-from mpiml.started import launcher_of, refuse_start, refuse_world
+from mpiml.started import doubt, launcher_of, refuse_start, refuse_world
 from mpiml.vendors import family, title
 
 __all__ = ["Seen", "abort", "report_of", "run_in_job"]
@@ -155,6 +155,9 @@ def _start(config: Config) -> Any:
 
     with lonely(config):
         refuse_start(config, world.described())
+    if text := doubt(config, world.described()):
+        sys.stderr.write(f"mpiml: {text}\n")
+        sys.stderr.flush()
     comm = world.start()
     with lonely(config):
         refuse_world(config, world.described(), comm.size)
