@@ -15,6 +15,7 @@ daemons by it and stands above them: the system knows which nodes are down.
 """
 
 import os
+import select
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -127,6 +128,9 @@ def resign(status: int, started: bool = True) -> None:
         with suppress(OSError):
             if not started:
                 os.write(fd, b"cmd=init pmi_version=1 pmi_subversion=1\n")
+                answer = select.poll()
+                answer.register(fd, select.POLLIN)
+                answer.poll(1000)  # Slurm drops what comes before its answer
             os.write(fd, f"cmd=abort exitcode={status}\n".encode())
         time.sleep(1.0)  # else the manager takes the end of this rank for the news
     os._exit(status)
