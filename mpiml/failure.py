@@ -25,6 +25,10 @@ __all__ = ["Failures"]
 
 _PATIENCE = 2.0  # seconds after a signal until something is said
 _HOLD = 0.5  # s, that a possible consequence waits for its cause
+# s, in which a launcher of several hosts ends by itself after an abort, where it can: it gives
+# ranks a second or more to end before it kills them
+_CUT = 2.0  # where a host may be cut off
+_WHOLE = 10.0  # where none is known to be
 
 
 class Failures:
@@ -261,14 +265,18 @@ class Failures:
 
         `lost` says that other ranks did not end when they should have.
         """
+        resigns = False
+        if self._apart():  # first: to flush may take until the launcher has ended
+            cut = lost or bool(self._silent(0.2))
+            resigns = bury(_CUT if cut else _WHOLE) and cut
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()
             except (OSError, ValueError):
                 continue  # closed, or nobody reads it
-        world = self._runtime.world
-        if self._apart() and bury() and (lost or self._silent(0.2)):
+        if resigns:
             resign(status)
+        world = self._runtime.world
         if world is not None and self._runtime.engine.link is not None:
             world.abort(status)
         os._exit(status)
