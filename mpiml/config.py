@@ -105,9 +105,9 @@ class Config(NamedTuple):
         None. Its hints are None without it, and where it does not say; MPI has the last word.
     slurm_step_tasks
         Tasks of the job step this process runs in; None outside a step.
-    slurm_step
-        The name of the step of several tasks that srun started, for ``scancel``; None where a
-        shell of its user's is one of them.
+    slurm_steps
+        What ``scancel`` calls the step that srun started, once for each part of a heterogeneous
+        job; empty where that is not known, or a shell of its user's is in it.
     slurm_host, pmix_host
         What Slurm and the PMIx that starts ranks call this host, where they say so.
     singleton_trap
@@ -159,7 +159,7 @@ class Config(NamedTuple):
     local_size_hint: int | None = None
     launcher: str | None = None
     slurm_step_tasks: int | None = None
-    slurm_step: str | None = None
+    slurm_steps: tuple[str, ...] = ()
     slurm_host: str | None = None
     pmix_host: str | None = None
     singleton_trap: bool = False
@@ -345,7 +345,7 @@ def _srun(
         "size_hint": tasks,
         "local_rank_hint": _whole(environ, "SLURM_LOCALID"),
         "local_size_hint": _tasks_here(environ),
-        "slurm_step": _step(environ),
+        "slurm_steps": _steps(environ),
         "slurm_host": environ.get("SLURMD_NODENAME"),
         "pmix_host": environ.get("PMIX_HOSTNAME"),
         "gpus_private": "SLURM_GPUS_PER_TASK" in environ
@@ -354,11 +354,16 @@ def _srun(
     }
 
 
-def _step(environ: Mapping[str, str]) -> str | None:
-    job = _whole(environ, "SLURM_JOB_ID", "SLURM_JOBID")
-    if job is None or "SLURM_PTY_PORT" in environ:
-        return None
-    return f"{job}.{_whole(environ, 'SLURM_STEP_ID', 'SLURM_STEPID')}"
+def _steps(environ: Mapping[str, str]) -> tuple[str, ...]:
+    parts = [f"_HET_GROUP_{k}" for k in range(_whole(environ, "SLURM_HET_SIZE") or 0)]
+    jobs = [_whole(environ, f"SLURM_JOB_ID{part}") for part in parts or ("",)]
+    if None in jobs or "SLURM_PTY_PORT" in environ:
+        return ()
+    nodes = sum(_whole(environ, f"SLURM_JOB_NUM_NODES{part}") or 0 for part in parts)
+    if parts and nodes != _whole(environ, "SLURM_STEP_NUM_NODES"):  # of which parts?
+        return ()
+    step = _whole(environ, "SLURM_STEP_ID", "SLURM_STEPID")
+    return tuple(f"{job}.{step}" for job in jobs)
 
 
 def _tasks_here(environ: Mapping[str, str]) -> int | None:

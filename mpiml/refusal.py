@@ -63,7 +63,8 @@ def lonely(config: Config) -> Iterator[None]:
         here.mpiml_rank = -1 if wait is None else rank  # type: ignore[attr-defined]
         here.mpiml_turn = wait or 0.0  # type: ignore[attr-defined]
         atexit.register(end_job, 1)
-        if wait and config.slurm_step and threading.current_thread() is threading.main_thread():
+        main = threading.current_thread() is threading.main_thread()
+        if main and wait and config.slurm_steps:
             signal.signal(_SPOKEN, lambda *_: os._exit(1))  # before it has had its turn
         raise here from None
 
@@ -91,7 +92,7 @@ def end_job(status: int) -> None:
 def _scancel(config: Config) -> str | None:
     import shutil  # only here: every rank starts through this module
 
-    return shutil.which("scancel") if config.slurm_step else None
+    return shutil.which("scancel") if config.slurm_steps else None
 
 
 def _end_step(config: Config) -> bool:
@@ -103,7 +104,7 @@ def _end_step(config: Config) -> bool:
         return False
     signal.signal(_SPOKEN, signal.SIG_IGN)
     time.sleep(_ARRIVE)
-    words = [command, f"--signal={_SPOKEN.name[3:]}", str(config.slurm_step)]
+    words = [command, f"--signal={_SPOKEN.name[3:]}", *config.slurm_steps]
     try:
         done = subprocess.run(
             words,

@@ -65,6 +65,22 @@ def test_srun_with_a_pmi(pmi):
     assert not config.singleton_trap
 
 
+def test_what_scancel_calls_a_step():
+    step = STEP | {"PMIX_RANK": "4", "SLURM_JOB_ID": "7"}
+    parts = {"SLURM_HET_SIZE": "2", "SLURM_STEP_NUM_NODES": "3"}
+    for k, nodes in ((0, "1"), (1, "2")):
+        parts[f"SLURM_JOB_ID_HET_GROUP_{k}"] = str(7 + k)
+        parts[f"SLURM_JOB_NUM_NODES_HET_GROUP_{k}"] = nodes
+    said = [
+        Config.read(environ).slurm_steps
+        for environ in (
+            step, step | {"SLURM_JOB_ID": "x"}, step | {"SLURM_PTY_PORT": "34567"}, step | parts,
+            step | parts | {"SLURM_STEP_NUM_NODES": "2"}, {"PMIX_RANK": "4", "SLURM_JOB_ID": "7"},
+        )
+    ]  # fmt: skip
+    assert said == [("7.0",), (), (), ("7.0", "8.0"), (), ()]
+
+
 def test_an_older_slurm_on_cray_ex_has_only_the_number_of_pals():
     config = Config.read(STEP | {"PALS_RANKID": "4", "PALS_APID": "5.0"})
     assert hints(config) == ("slurm", 4, 6, 1, 3)
