@@ -29,6 +29,7 @@ from mpiml.reporting import reporting
 from mpiml.runtime import Runtime, Settings
 from mpiml.survey import Survey
 from mpiml.tracebacks import remote_text
+from mpiml.undertaker import resign
 from mpiml.vertices import Vertices
 from mpiml.wire import STOP
 
@@ -352,7 +353,7 @@ def _hook(stack: ExitStack, runtime: Runtime, survey: Survey, config: Config) ->
         survey.show(sys.stderr.write)
 
     def on_death(text: str) -> None:
-        os._exit(1)
+        resign(1)  # MPICH goes on where a rank has left with a status, its manager alive
 
     stack.enter_context(Signals(on_stop, again, show))
     stack.enter_context(LauncherWatch(on_death, config))

@@ -146,7 +146,7 @@ def resign(status: int, started: bool = True) -> None:
                 answer.register(fd, select.POLLIN)
                 answer.poll(1000)  # Slurm drops what comes before its answer
             os.write(fd, f"cmd=abort exitcode={status}\n".encode())
-        time.sleep(1.0)  # else the manager takes the end of this rank for the news
+            time.sleep(1.0)  # else the manager takes the end of this rank for the news
     os._exit(status)
 
 

@@ -1,6 +1,7 @@
 """How a launcher is ended that waits for a host it has lost."""
 
 import os
+import socket
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -11,6 +12,8 @@ from mpiml import undertaker
 from mpiml.ancestors import Process, look_up
 from mpiml.undertaker import script
 
+#: A process that must not sleep any more.
+SLEEPLESS = "import time; time.sleep = None; "
 WAYS = [Process(7, "ssh", 101, 70), Process(8, "ssh", 101, 80)]
 
 
@@ -135,6 +138,24 @@ def test_a_descriptor_that_is_no_process_managers_is_not_written_to(tmp_path):
     )
     assert subprocess.run([sys.executable, "-c", code, file], timeout=60).returncode == 7
     assert file.read_bytes() == b""
+
+
+def test_a_process_manager_that_is_there_hears_of_the_end_and_one_that_is_gone_delays_none():
+    code = "from mpiml.undertaker import resign; resign(7)"
+    for there in (True, False):
+        mine, theirs = socket.socketpair()
+        with mine, theirs:
+            environ = os.environ | {"PMI_FD": str(theirs.fileno())}
+            command = [
+                sys.executable,
+                "-c",
+                code.replace("resign(7)", SLEEPLESS * (not there) + "resign(7)"),
+            ]
+            if not there:
+                mine.close()
+            ended = subprocess.run(command, env=environ, pass_fds=[theirs.fileno()], timeout=60)
+            assert ended.returncode == 7
+            assert not there or mine.recv(100) == b"cmd=abort exitcode=7\n"
 
 
 def of(child, name, later=0):

@@ -1,8 +1,12 @@
 """A host that is cut off, or lost: it is said in time, and nothing waits for ever."""
 
+import os
+import signal
+import subprocess
 from contextlib import contextmanager
 from pathlib import Path
 
+from mpiml.ancestors import look_up
 from tests.mpi import start, vendor
 from tests.two_hosts import several_hosts
 
@@ -31,6 +35,7 @@ def test_a_host_that_is_cut_off_or_lost(tmp_path):
         for side in hosts.names:  # rank 0 is called, or calls
             cut_for_good(hosts, tmp_path, side)
         killed(hosts, tmp_path)
+        forsaken(hosts, tmp_path)
 
 
 def cut_and_mended(hosts, folder):
@@ -79,3 +84,21 @@ def killed(hosts, folder):
         assert "daemon" in ended.stdout + ended.stderr, str(ended)  # its status is 0
     else:
         assert ended.rc != 0, str(ended)
+
+
+def forsaken(hosts, folder):
+    """What stands above a host's daemon dies alone, as when a way there breaks: all hear of it."""
+    with running(hosts, folder) as (job, _):
+        os.kill(topmost(hosts.names[1]), signal.SIGKILL)
+        ended = job.wait(30)
+    assert not ended.leftovers
+    if vendor() != "openmpi":  # as above
+        assert ended.rc != 0, str(ended)
+    hosts.end(hosts.names[1])
+
+
+def topmost(host):
+    """The process of a host that none there has started."""
+    listed = subprocess.run(["ip", "netns", "pids", host], capture_output=True, check=True)
+    pids = {int(pid) for pid in listed.stdout.split()}
+    return next(pid for pid in pids if look_up(pid).parent not in pids)
