@@ -5,6 +5,7 @@ frame is handed over on the stack of its sender.
 """
 
 import itertools
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from mpiml.credit import Peer
 from mpiml.driver import Driver
 from mpiml.errors import ServiceGoneError
 from mpiml.scope import Scope
+from mpiml.tracebacks import error_text
 from mpiml.waits import Wait
 from mpiml.wire import CREDIT, FLAG_BODY_APART, Frame
 
@@ -89,9 +91,9 @@ class Engine(Driver):
 
     def log_exception(self, text: str) -> None:
         """Log the exception being handled, with its traceback."""
-        import traceback
-
-        self.log(f"{text}\n{traceback.format_exc()}")
+        error = sys.exc_info()[1]
+        assert error is not None
+        self.log(f"{text}\n{error_text(error)}")
 
     # -- sending ---------------------------------------------------------------------------
 
@@ -205,10 +207,9 @@ class Engine(Driver):
         try:
             decode()
         except BaseException as error:
-            import traceback
-
-            text = "".join(traceback.format_exception(error))
-            self.log(f"{about} failed and nobody looked at it:\n{text}")
+            if error.__cause__ is not None:  # it was raised elsewhere, and only decoded here
+                error.__traceback__ = None
+            self.log(f"{about} failed and nobody looked at it:\n{error_text(error)}")
 
     def unseen_errors(self) -> dict[str, int]:
         """Return how often each method failed without anybody looking."""

@@ -22,6 +22,7 @@ from mpiml.hosts import FACTS_SIZE, Facts, local_facts
 from mpiml.latecomers import awaited
 from mpiml.payload import pack_error, unpack_error
 from mpiml.threads import MULTIPLE, noted
+from mpiml.tracebacks import error_text
 
 __all__ = ["Record", "agree", "alone", "exchange"]
 
@@ -252,12 +253,10 @@ def _pair(line: str) -> tuple[str, str]:
 
 def _failure(comm: Any, error: BaseException | None, rank: int, doing: str) -> BaseException:
     """Return the error to raise here for the one of `rank`. Collective over `comm`."""
-    import traceback
-
     data = b""
     if error is not None and comm.rank == rank:
         packed = pack_error(error)
-        text = "".join(traceback.format_exception(error))
+        text = error_text(error)
         if len(packed.body) > _MOST:  # it holds an array, say
             packed = pack_error(RemoteError(f"{type(error).__name__}: {str(error)[:1000]}"))
         trace = text.encode(errors="backslashreplace")[-_MOST:]

@@ -27,6 +27,7 @@ from mpiml.result import Result, finish
 from mpiml.runtime import Runtime, Settings
 from mpiml.session import Job, run_session
 from mpiml.survey import thread_frames
+from mpiml.tracebacks import error_text
 
 __all__ = ["Result", "attach", "launch", "run_program"]
 
@@ -219,8 +220,6 @@ def _threads_left(grace: float) -> str:
 
 def _show(error: BaseException, rank: int, shared: bool) -> int:
     """Write an error that no node has shown yet, on one rank; return the exit status."""
-    import traceback
-
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     speaker = getattr(error, "mpiml_rank", None)
@@ -234,7 +233,7 @@ def _show(error: BaseException, rank: int, shared: bool) -> int:
             prefix = "" if text.startswith(("usage:", "mpiml")) else "mpiml: "
             sys.stderr.write(f"{prefix}{text}\n")
         else:
-            sys.stderr.write("".join(traceback.format_exception(error)))
+            sys.stderr.write(error_text(error))
         sys.stderr.flush()
     return 2 if usage else 1
 

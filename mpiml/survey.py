@@ -13,6 +13,7 @@ from mpiml.callbacks import callbacks
 from mpiml.contents import parts
 from mpiml.fingerprint import own_path
 from mpiml.hearing import Hearing
+from mpiml.tracebacks import is_ours, is_users
 from mpiml.waves import Values, Waves
 from mpiml.wire import WAITS, WAITS_LEAST, WAITS_QUERY, WAITS_TOLD, Frame
 
@@ -29,9 +30,6 @@ __all__ = [
     "where",
 ]
 
-_HERE = os.path.dirname(__file__)
-_LIBRARY = os.path.dirname(os.__file__)
-
 
 def where(frame: FrameType | None) -> str:
     """Return ``file:line in function`` of the innermost user code on a stack.
@@ -44,7 +42,7 @@ def where(frame: FrameType | None) -> str:
         if _is_own(each.f_code.co_filename):
             found = each
             break
-        if found is None and _is_users(each.f_code.co_filename):
+        if found is None and is_users(each.f_code.co_filename):
             found = each
     if found is None:
         return "no user code"
@@ -62,16 +60,9 @@ def stack_above(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _is_users(file: str) -> bool:
-    """Return whether a file is neither ours nor of the standard library."""
-    if file.startswith((_HERE, "<frozen ")):
-        return False
-    return not file.startswith(_LIBRARY) or "-packages" in file
-
-
 def _is_own(file: str) -> bool:
     """Return whether a file is the user's, and of no installed package."""
-    return _is_users(file) and own_path(file, None)
+    return is_users(file) and own_path(file, None)
 
 
 def thread_frames() -> dict[int, FrameType]:
@@ -128,9 +119,9 @@ def _user_code(frame: FrameType) -> "list[FrameSummary]":
     from traceback import extract_stack
 
     stack = extract_stack(frame)
-    start = next((i for i, f in enumerate(stack) if f.filename.startswith(_HERE)), 0)
+    start = next((i for i, f in enumerate(stack) if is_ours(f.filename)), 0)
     for part in (stack[start:], stack):  # the whole of a thread that mpiml has not started
-        theirs = [f for f in part if _is_users(f.filename)]
+        theirs = [f for f in part if is_users(f.filename)]
         if theirs:
             return theirs
     return []
@@ -145,7 +136,7 @@ def coroutines_of(node: Any) -> list[tuple[bool, str]]:
         while inner is not None:
             frame = getattr(inner, "cr_frame", None) or getattr(inner, "gi_frame", None)
             if frame is not None:
-                ours = frame.f_code.co_filename.startswith(_HERE)
+                ours = is_ours(frame.f_code.co_filename)
                 waits = ours and frame.f_code.co_name != "guarded"
                 line = line if ours else where(frame)
             inner = getattr(inner, "cr_await", None) or getattr(inner, "gi_yieldfrom", None)
