@@ -1,9 +1,10 @@
 """The processes above a rank, and which of them are its launcher."""
 
+import os
 from collections.abc import Callable
 from typing import NamedTuple
 
-__all__ = ["LAUNCHERS", "Process", "launcher_chain", "look_up"]
+__all__ = ["LAUNCHERS", "Process", "launcher_chain", "look_up", "orphaned"]
 
 #: Names of processes that start ranks. The kernel keeps 15 characters of a name.
 LAUNCHERS = frozenset(
@@ -15,6 +16,9 @@ LAUNCHERS = frozenset(
         "srun", "slurmstepd", "flux-shell", "palsd", "jsmd",
     )
 )  # fmt: skip
+
+_BORN_UNDER = os.getppid()  # before MPI starts, and all that takes long
+_OUTERMOST = 0xEFFFFFFC  # what Linux numbers the process ids of the machine itself by
 
 _DEPTH = 6  # ancestors looked at: launcher, its daemon or proxy, wrappers between
 
@@ -43,6 +47,23 @@ def look_up(pid: int) -> Process | None:
         return None
     name = head.partition(b"(")[2].decode(errors="replace")
     return Process(pid, name, int(fields[1]), int(fields[19]))
+
+
+def orphaned(parent: int) -> bool:
+    """Tell whether whoever started this process is gone, by its `parent` now.
+
+    Local: no MPI. Orphans go to process 1. In a container with process ids of its own that
+    may also be what runs the rank; there a parent counts that was another one before.
+    """
+    return parent == 1 and (_BORN_UNDER != 1 or not _own_numbers())
+
+
+def _own_numbers() -> bool:
+    """Tell whether process ids are those of a container, not of the machine."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino != _OUTERMOST
+    except OSError:
+        return True
 
 
 def launcher_chain(pid: int, look: Callable[[int], Process | None] = look_up) -> list[Process]:

@@ -48,6 +48,7 @@ class Failures:
         self._errors: dict[int, BaseException] = {}
         self._timers: list[Alarm] = []
         self._stop_time = 0.0
+        self._closed = False
         self.held = 0  # consequences that wait for their cause
 
     # -- an error ------------------------------------------------------------------------------
@@ -110,7 +111,7 @@ class Failures:
     def _unheard(self, note: Note) -> None:
         """End the job where the rest of the program does not hear of a failure."""
         runtime = self._runtime
-        if not runtime.done and not runtime.ending.failed:
+        if not self._over() and not runtime.ending.failed:
             self._show(note)
             self.abort(note.status)
 
@@ -212,23 +213,32 @@ class Failures:
     # -- those who do not end --------------------------------------------------------------------
 
     def _after(self, seconds: float, action: Callable[[], None]) -> None:
-        self._timers.append(Alarm(seconds, action, "mpiml-grace"))
+        alarm = Alarm(seconds, action, "mpiml-grace")
+        self._timers.append(alarm)
+        if self._closed:  # perhaps just now, by another thread
+            alarm.cancel()
 
     def close(self) -> None:
-        """Stop the clocks."""
-        for timer in self._timers:
+        """Stop the clocks, for good: the process may have other things to do after the program."""
+        self._closed = True
+        for timer in self._timers.copy():
             timer.cancel()
+
+    def _over(self) -> bool:
+        return bool(self._runtime.done or self._closed)
 
     def _check_grace(self, limit: float, last: bool = False) -> None:
         """List whoever still runs after the grace, and end the program all the same."""
         runtime = self._runtime
-        if runtime.done or runtime.ending.abandoned:
+        if self._over() or runtime.ending.abandoned:
             return
         stuck = self.stragglers()
         silent = self._silent(limit / 2)
         if not stuck and not last and not self._silent(limit / 2, cut=True):
             # others have the straggler; its rank ends the program, or is in no state to
             self._after(limit + 0.5, lambda: self._check_grace(limit, True))
+            return
+        if self._over():  # it has ended while we looked
             return
         seconds = time.monotonic() - self._stop_time
         text = "\n".join(filter(None, [*stuck, silent])) or "other ranks, which do not say who"

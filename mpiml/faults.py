@@ -8,18 +8,19 @@ import contextlib
 import os
 import select
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
 from mpiml import early
-from mpiml.ancestors import Process, launcher_chain, look_up
+from mpiml.ancestors import Process, launcher_chain, look_up, orphaned
 from mpiml.config import Config
 from mpiml.errors import Stopped
 from mpiml.forking import guard_fork
 
-__all__ = ["LauncherWatch", "Signals", "install_excepthooks"]
+__all__ = ["LauncherWatch", "Signals", "install_excepthooks", "last_words"]
 
 STOPS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
 
@@ -66,6 +67,7 @@ class Signals:
         self._on_interrupt_again = on_interrupt_again
         self._on_quit = on_quit
         self._interrupted = False
+        self._over = False
         self._late = b""  # signals that came while the hooks were being removed
         self._old: dict[int, Any] = {}
         self._old_fd = -1
@@ -106,7 +108,7 @@ class Signals:
         with open(self._read, "rb") as rest:
             late = self._late + rest.read()
         for number in late:  # for the handlers there were before
-            if number in self._old:
+            if number in self._old and signal.getsignal(number) == self._old[number]:
                 os.kill(os.getpid(), number)
         for thread in self._calls:
             thread.join(_JOIN)
@@ -118,12 +120,16 @@ class Signals:
         for number, handler in self._old.items():
             if signal.getsignal(number) == self._handle:
                 signal.signal(number, handler)
+        self._over = True
         current = signal.set_wakeup_fd(wakeup)
         if current not in (self._write, -1):  # somebody else's by now
             signal.set_wakeup_fd(current)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         """Run in the main thread, late. The pipe has the number, unless it was displaced."""
+        if self._over:  # a handler of the user's has kept this one, and calls it ever after
+            self._stand_back(number, frame)
+            return
         current = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         if current == self._write:
             return
@@ -131,7 +137,18 @@ class Signals:
             signal.set_wakeup_fd(current)
         self._note(number)
 
+    def _stand_back(self, number: int, frame: FrameType | None) -> None:
+        """Do what the handler before would: the pipe's number may be another file's by now."""
+        handler = self._old.get(number)
+        if callable(handler):
+            handler(number, frame)
+        elif handler == signal.SIG_DFL:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
     def _note(self, number: int) -> None:
+        if self._over:
+            return
         with contextlib.suppress(OSError):
             os.write(self._write, bytes((number,)))
 
@@ -226,7 +243,7 @@ class LauncherWatch:
         self._pid = os.getpid()
         parent = os.getppid()
         self.watched = launcher_chain(parent)
-        if not self.watched and parent == 1 and self._config.launcher is not None:
+        if not self.watched and self._config.launcher is not None and orphaned(parent):
             # launchers do not let go of their ranks: this one was gone before we looked
             self._dead = "the launcher"
         self._add_starter()
@@ -309,6 +326,19 @@ def _gone(process: Process) -> bool:
 
 def _describe(process: Process) -> str:
     return f"{process.name} (process {process.pid})"
+
+
+def last_words(text: str) -> None:
+    """Write a line to standard error, unless that would wait: who reads there may be gone.
+
+    Local: no MPI.
+    """
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        fd = sys.__stderr__.fileno()  # type: ignore[union-attr]
+        poller = select.poll()
+        poller.register(fd, select.POLLOUT)
+        if any(event & select.POLLOUT for _, event in poller.poll(0)):
+            os.write(fd, f"{text}\n".encode())
 
 
 # -- threads and forks -------------------------------------------------------------------------

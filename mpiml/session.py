@@ -17,7 +17,7 @@ from mpiml.control import FAILED, SIGNALLED, STUCK, TIME, Note
 from mpiml.cores import settle_cores, start_notes
 from mpiml.engine import Engine
 from mpiml.errors import UsageError
-from mpiml.faults import LauncherWatch, Signals, install_excepthooks
+from mpiml.faults import LauncherWatch, Signals, install_excepthooks, last_words
 from mpiml.finalizing import guarded
 from mpiml.forking import guard_fork
 from mpiml.hosting import HostedNode
@@ -248,6 +248,7 @@ def _set_up(stack: ExitStack, job: Job, meeting: _Meeting, held: list[Runtime]) 
         meeting.gpus, job.settings, meeting.party and meeting.party.receive,
     )  # fmt: skip
     held.append(runtime)
+    stack.callback(runtime.failures.close)  # a start that fails never runs it
     if comm is not None:
         from mpiml.linking import link
 
@@ -353,10 +354,12 @@ def _hook(stack: ExitStack, runtime: Runtime, survey: Survey, config: Config) ->
         survey.show(sys.stderr.write)
 
     def on_death(text: str) -> None:
+        last_words(text)
         resign(1)  # MPICH goes on where a rank has left with a status, its manager alive
 
     stack.enter_context(Signals(on_stop, again, show))
-    stack.enter_context(LauncherWatch(on_death, config))
+    if runtime.world is not None:  # else no launcher has started it, though one may stand above
+        stack.enter_context(LauncherWatch(on_death, config))
     stack.enter_context(install_excepthooks(on_error))
 
 

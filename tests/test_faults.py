@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiml import faults, forking
+from mpiml import ancestors, faults, forking
 from mpiml.ancestors import Process, launcher_chain, look_up
 from mpiml.config import Config
 from mpiml.errors import Stopped
@@ -252,6 +252,40 @@ def test_signals_that_are_not_ours_go_to_the_descriptor_before(hooks):
         os.close(write)
 
 
+@pytest.mark.parametrize("before", ["callable", "default"])
+def test_a_handler_that_keeps_ours_may_call_it_after_the_end(before):
+    """It does what the one before did, and touches no descriptor, whose number others have."""
+    status, out, err = run_child(
+        """
+        import os, signal, sys
+        from mpiml.faults import Signals
+        if sys.argv[1] == "callable":
+            signal.signal(signal.SIGTERM, lambda number, frame: print("before", flush=True))
+        with Signals(print, print, print) as signals:
+            ours = signal.getsignal(signal.SIGTERM)
+            def chained(number, frame):
+                print("user's", flush=True)
+                ours(number, frame)
+            signal.signal(signal.SIGTERM, chained)
+        pipe = os.pipe()
+        assert signals._write in pipe
+        for fd in pipe:
+            os.set_blocking(fd, False)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert signal.set_wakeup_fd(-1) == -1
+        os.close(pipe[1])
+        assert os.read(pipe[0], 10) == b""
+        print("goes on")
+        """,
+        before,
+    )
+    assert err == ""
+    if before == "callable":
+        assert (status, out) == (0, "user's\nbefore\ngoes on\n")
+    else:
+        assert (status, out) == (-signal.SIGTERM, "user's\n")
+
+
 def test_main_thread_inside_c_code_that_never_returns():
     # a mutex that is locked already: no signal interrupts the wait, as inside MPI_Recv
     status, out, err = run_child("""
@@ -420,9 +454,44 @@ def test_a_number_that_another_process_has_by_now(monkeypatch, starter):
 def test_a_launcher_that_was_gone_before_we_looked(monkeypatch):
     monkeypatch.setattr(os, "getppid", lambda: 1)
     monkeypatch.setattr(faults, "launcher_chain", lambda pid: [])
+    monkeypatch.setattr(ancestors, "_BORN_UNDER", 77)
     deaths = Calls()
     with LauncherWatch(deaths, Config(launcher="openmpi")):
         deaths.wait(1)
+
+
+@pytest.mark.parametrize(
+    ("born", "container", "gone"),
+    [(1, True, False), (77, True, True), (1, False, True), (77, False, True)],
+)
+def test_process_1_of_a_container_may_be_who_runs_the_rank(monkeypatch, born, container, gone):
+    monkeypatch.setattr(ancestors, "_BORN_UNDER", born)
+    monkeypatch.setattr(ancestors, "_own_numbers", lambda: container)
+    assert ancestors.orphaned(1) is gone
+    assert not ancestors.orphaned(12)
+
+
+def test_last_words_do_not_wait_for_who_does_not_read():
+    status, out, err = run_child("""
+        import os
+        from mpiml.faults import last_words
+        last_words("heard")
+        read, write = os.pipe()
+        os.dup2(write, 2)
+        os.set_blocking(2, False)
+        while True:
+            try:
+                os.write(2, bytes(4096))
+            except BlockingIOError:
+                break
+        os.set_blocking(2, True)
+        last_words("full")
+        os.close(read)
+        os.close(write)
+        last_words("nobody there")
+        print("over")
+    """)
+    assert (status, out, err) == (0, "over\n", "heard\n")
 
 
 # A parent with the name of a launcher, over a wrapper, over the rank.

@@ -387,6 +387,34 @@ def test_a_session_that_is_refused_leaves_nothing_behind():
     assert not _busy
 
 
+def test_a_start_that_fails_after_a_stop_leaves_no_clock_behind(monkeypatch):
+    """One would end the process, which may do something else by then."""
+    from mpiml import session
+    from mpiml.control import TIME
+
+    def fails(runtime):
+        runtime.request(TIME, 143, "--max-time")
+        raise OSError("no report")
+
+    monkeypatch.setattr(session, "reporting", fails)
+    program = mpiml.Program("fails")
+    program.add_node(mpiml.PyNode(print), label="node")
+    before = set(threading.enumerate())
+    with pytest.raises(OSError, match="no report"):
+        mpiml.launch(program, grace=60.0)
+    clocks = [t for t in threading.enumerate() if isinstance(t, threading.Timer)]
+    assert not [t for t in clocks if t not in before and not t.finished.is_set()]
+
+
+def test_a_process_of_its_own_does_not_end_with_a_launcher_it_has_heard_of(monkeypatch):
+    """What a rank has started may outlive the job, and has its environment."""
+    monkeypatch.setenv("MPIML_LAUNCHER_PID", str(os.getppid()))
+    monkeypatch.setenv("MPIML_LAUNCHER_HOST", os.uname().nodename)
+    [names] = mpiml.launch(one(lambda: [t.name for t in threading.enumerate()]))["node"]
+    assert "mpiml signals" in names
+    assert "mpiml launcher watch" not in names
+
+
 @pytest.mark.mpi
 def test_a_communicator_is_claimed_under_a_lock(monkeypatch):
     from mpi4py import MPI
