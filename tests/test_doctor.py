@@ -25,7 +25,8 @@ from mpiml.doctor.ranks import CURES, check_launcher, findings, gpu_findings, re
 from mpiml.doctor.report import render
 from mpiml.errors import UsageError
 from mpiml.hosts import Facts
-from mpiml.mpiexec import Launcher, Mpi
+from mpiml.mpiexec import Launcher
+from mpiml.vendors import Mpi
 from tests.mpi import child, environment, launcher
 
 LAUNCHER = Launcher(Path("/x/mpiexec"), Mpi("openmpi", (5, 0, 11)))

@@ -16,7 +16,7 @@ from mpiml.doctor.check import Outcome
 from mpiml.errors import UsageError
 from mpiml.jobs import checking, templates
 from mpiml.jobs.filling import OPTIONS, fill, options_of
-from mpiml.mpiexec import Mpi
+from mpiml.vendors import Mpi
 from tests.mpi import ROOT, environment, start
 
 SCRIPTS = sorted((ROOT / "jobs").glob("*.sbatch"))

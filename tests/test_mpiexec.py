@@ -3,7 +3,8 @@
 import pytest
 
 from mpiml.errors import UsageError
-from mpiml.mpiexec import Mpi, find_mpiexec, identify, in_container, launch_environ, library
+from mpiml.mpiexec import find_mpiexec, in_container, launch_environ, library
+from mpiml.vendors import Mpi, family, identify
 
 OPEN5, OPEN4 = Mpi("openmpi", (5, 0, 11)), Mpi("openmpi", (4, 1, 4))
 MPICH, INTEL = Mpi("mpich", (5, 0, 2)), Mpi("intel", (2021, 17))
@@ -20,12 +21,24 @@ MPICH, INTEL = Mpi("mpich", (5, 0, 2)), Mpi("intel", (2021, 17))
         ("MPI VERSION    : CRAY MPICH version 8.1.28 (ANL)", Mpi("mpich", (8, 1, 28))),
         ("Intel(R) MPI Library for Linux* OS, Version 2021.17 Build 2025", INTEL),
         ("Intel(R) MPI Library 2021.17 for Linux* OS", INTEL),
+        ("MPICH Version:      4.3.0rc2\nMPICH Release date: 2025", Mpi("mpich", (4, 3, 0))),
+        ("MPICH Version:      unreleased\nMPICH Release date: 2025", Mpi("mpich", ())),
+        ("ImportError: /opt/MPICH/lib/libmpi.so.12: cannot open", None),
         ("bash: mpiexec: command not found", None),
         ("", None),
     ],
 )
 def test_who_says_what(text, mpi):
     assert identify(text) == mpi
+    assert family(text) == (mpi and mpi.kind)
+
+
+def test_how_they_are_called():
+    assert [*map(str, (OPEN5, INTEL, Mpi("mpich", ())))] == [
+        "Open MPI 5.0.11",
+        "Intel MPI 2021.17",
+        "MPICH",
+    ]
 
 
 @pytest.fixture

@@ -12,8 +12,9 @@ import pytest
 
 from mpiml.cmdline import Options
 from mpiml.errors import UsageError
-from mpiml.mpiexec import Launcher, Mpi
+from mpiml.mpiexec import Launcher
 from mpiml.starter import command, exit_status, members, start
+from mpiml.vendors import Mpi
 
 # A launcher with one rank in a session of its own, as MPICH's; both say what reaches them.
 # argv: what the launcher does on SIGUSR1: a status to end with, or "stay".

@@ -12,8 +12,9 @@ from mpiml.config import inner_environ
 from mpiml.doctor.check import Check, Outcome, State, attempt
 from mpiml.doctor.probe import MARK, STEPS
 from mpiml.errors import UsageError
-from mpiml.mpiexec import Launcher, Mpi, find_mpiexec, in_container, launch_environ, library
+from mpiml.mpiexec import Launcher, find_mpiexec, in_container, launch_environ, library
 from mpiml.starter import sweep
+from mpiml.vendors import Mpi
 
 __all__ = [
     "ask_in_child",

@@ -9,7 +9,8 @@ from mpiml.config import inner_environ
 from mpiml.doctor.check import Check, attempt
 from mpiml.doctor.machine import check_shared_memory
 from mpiml.errors import UsageError
-from mpiml.mpiexec import Mpi, find_mpiexec, library
+from mpiml.mpiexec import find_mpiexec, library
+from mpiml.vendors import Mpi
 
 __all__ = [
     "check_apptainer",
