@@ -18,6 +18,7 @@ __all__ = ["Hearing"]
 
 _LOOKS = 6  # in the time after which a silence is told
 _MOST = 32  # ranks that are asked for one wait
+_LONG = 60.0  # s; where no silence is told, and before the stop none is looked for
 
 
 class Hearing:
@@ -38,11 +39,12 @@ class Hearing:
     def __init__(self, runtime: Any, limit: float, waits: Callable[[], list[str]]) -> None:
         self._runtime = runtime
         self._engine = engine = runtime.engine
-        self._step = max(0.02, limit / _LOOKS)
+        self._step = max(0.02, (limit or _LONG) / _LOOKS)
         self._tells = limit > 0
         self._closed = False
         self._wake = threading.Event()
-        self._lock = threading.Lock()
+        # a signal handler of the user's may ask for the stop while its thread holds the lock
+        self._lock = threading.RLock()
         self._partners: dict[int, tuple[int, ...]] | None = None
         rows = runtime.hosts.rows
         here = runtime.hosts.host_of(engine.rank)
@@ -57,8 +59,12 @@ class Hearing:
             self._start()
 
     def close(self) -> None:
-        """Tell nothing any more, and ask only on account of questions that are open."""
-        self._closed = True
+        """Tell nothing any more, and ask only on account of questions that are open.
+
+        Once it returns, what is asked is on its way, so that the end can wait for it.
+        """
+        with self._lock:
+            self._closed = True
         self._wake.set()
 
     def silent(self, patience: float, cut: bool = False) -> str:
@@ -123,23 +129,22 @@ class Hearing:
                 open_ = self._silence.open
             if runtime.done or (self._closed and not open_):
                 return
-            awaited = open_ if self._closed else set(self._awaited())
+            awaited = set() if self._closed else set(self._awaited())
             with self._lock:
-                needed = bool(open_ or awaited)
-                sends = self._turns.look(time.monotonic(), needed)
-            self._ask(awaited)
-            if sends:
-                self._send_home()  # behind the questions
-            with self._lock:
+                open_ = self._silence.open
+                awaited = open_ if self._closed else awaited
+                sends = self._turns.look(time.monotonic(), bool(open_ or awaited))
+                self._ask(awaited)
+                if sends:
+                    self._send_home()  # behind the questions
                 news = self._silence.news(awaited, self._turns.time)
             for quiet in news if self._tells and not self._closed else ():
                 self._tell(quiet)
 
     def _ask(self, awaited: Collection[int]) -> None:
         with self._lock:
-            asks = self._silence.asks(awaited, self._turns.time)
-        for rank in asks:
-            self._engine.transmit(rank, HEAR_ASK, self._engine.rank, rank)
+            for rank in self._silence.asks(awaited, self._turns.time):
+                self._engine.transmit(rank, HEAR_ASK, self._engine.rank, rank)
 
     def _send_home(self) -> None:
         """Send a message to this rank by way of the link, which `transmit` would not."""
@@ -171,17 +176,31 @@ class Hearing:
         return [max(0, control.parent(rank)), *control.children(rank, self._engine.size)]
 
     def _partners_of(self, vertex: int) -> tuple[int, ...]:
-        """Return the ranks at the other ends of a node's topics."""
+        """Return the ranks of other hosts at the other ends of a node's topics."""
         if self._partners is None:
-            found: dict[int, set[int]] = {}
-            ranks = self._runtime.ranks
-            for _, subscribers in subscriptions(self._runtime.vertices).values():
+            runtime = self._runtime
+            found: dict[int, set[int]] = {node.vertex: set() for node in runtime.present}
+            for _, subscribers in subscriptions(runtime.vertices).values():
                 for each in subscribers:
-                    for publisher in each.publishers:
-                        found.setdefault(publisher, set()).add(ranks[each.vertex])
-                        found.setdefault(each.vertex, set()).add(ranks[publisher])
-            self._partners = {v: tuple(sorted(r))[:_MOST] for v, r in found.items()}
+                    if each.vertex in found:
+                        found[each.vertex].update(runtime.ranks[p] for p in each.publishers)
+                    for publisher in found.keys() & each.publishers:
+                        found[publisher].add(runtime.ranks[each.vertex])
+            self._partners = {v: self._spread(ranks) for v, ranks in found.items()}
         return self._partners.get(vertex, ())
+
+    def _spread(self, ranks: Collection[int]) -> tuple[int, ...]:
+        """Return those of other hosts, as many as may be asked: the first of each host first."""
+        engine, hosts = self._engine, self._runtime.hosts
+        here = hosts.host_of(engine.rank)
+        seen: dict[int, int] = {}
+        turns = []
+        for rank in sorted(ranks):
+            host = hosts.host_of(rank) if rank < engine.size else here  # a guest has none
+            if host != here:
+                seen[host] = seen.get(host, 0) + 1
+                turns.append((seen[host], rank))
+        return tuple(rank for _, rank in sorted(turns)[:_MOST])
 
     # -- what is told --------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from mpiml import hearing as hearing_module
 from mpiml import wire
 from mpiml.hearing import Hearing
 from mpiml.wire import HEAR_ASK, HEARD
@@ -76,8 +77,8 @@ def heard():
     hearing.close()
 
 
-def looks(engine):
-    for _ in range(LOOKS):
+def looks(engine, number=LOOKS):
+    for _ in range(number):
         assert engine.looked.acquire(timeout=20)
 
 
@@ -121,3 +122,45 @@ def test_what_is_silent_at_the_stop_is_known_though_nothing_is_told():
     hearing.close()
     runtime.done = True
     assert runtime.text == ""
+
+
+def test_with_the_warning_turned_off_the_stop_is_watched_no_more_often_than_its_grace_asks_for():
+    """On a machine that is loaded, looks that are meant to be frequent come late, and count less."""
+    runtime = Runtime()
+    runtime.settings = SimpleNamespace(grace=600.0, failure_grace=None)
+    runtime.stopping = True
+    hearing = Hearing(runtime, 0, list)
+    hearing.stopping()
+    looks(runtime.engine, 1)
+    assert not runtime.engine.looked.acquire(timeout=0.2)
+    hearing.close()
+    runtime.done = True
+
+
+def test_of_many_partners_those_on_other_hosts_are_asked_one_of_each_first(monkeypatch):
+    """A subscriber on the first of 3 hosts of 40 ranks; the publishers are on all of them."""
+    runtime = Runtime()
+    runtime.engine.size = 120
+    rows = [SimpleNamespace(name=str(i), ranks=range(40 * i, 40 * i + 40)) for i in range(3)]
+    runtime.hosts = SimpleNamespace(rows=rows, host_of=lambda rank: range(120)[rank] // 40)
+    runtime.ranks = range(121)  # the last one is a rank of another program
+    runtime.vertices = ()
+    runtime.present = [SimpleNamespace(vertex=0)]
+    edges = [SimpleNamespace(vertex=0, publishers=tuple(range(1, 121)))]
+    edges += [SimpleNamespace(vertex=v, publishers=(0, 5)) for v in (7, 119)]
+    monkeypatch.setattr(hearing_module, "subscriptions", lambda _: {1: ((), edges)})
+    partners = Hearing(runtime, 0, list)._partners_of(0)
+    assert partners[:4] == (40, 80, 41, 81)
+    assert len(partners) == 32
+
+
+def test_a_handler_of_a_signal_may_ask_for_the_stop_while_an_answer_is_taken_in():
+    """Python runs it between any two lines of the thread that holds the lock."""
+    runtime = Runtime()
+    hearing = Hearing(runtime, 0, list)
+    runtime.stopping = runtime.done = True
+    hearing._silence.heard = lambda rank, now: hearing.stopping()
+    thread = threading.Thread(target=hearing._on_heard, args=(1, None, ()), daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from mpiml.bench.several_hosts import SeveralHosts
 from mpiml.bench.spawn import Ranks
 from mpiml.errors import UsageError
+from mpiml.seconds import as_seconds
 
 __all__ = ["main"]
 
@@ -35,11 +36,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         "words", nargs=REMAINDER, metavar="program", help="file, and its options"
     )
     asked = parser.parse_args(argv)
-    if not asked.words or not all(w.isdigit() and int(w) for w in asked.slots.split(",")):
+    numbers = asked.slots.split(",")
+    if not asked.words or not all(w.isdecimal() and int(w) for w in numbers):
         parser.error("expected ranks of each host, such as 2,1, and a program")
-    with SeveralHosts(
-        Ranks(), [int(w) for w in asked.slots.split(",")], programs=True
-    ) as hosts:
+    for seconds in (asked.cut, asked.mend):
+        if seconds is not None and as_seconds(seconds) is None:
+            parser.error(f"--cut, --mend: expected seconds >= 0, got {seconds}")
+    with SeveralHosts(Ranks(), [int(w) for w in numbers], programs=True) as hosts:
         why = hosts.why_not()
         if why:
             raise UsageError(f"no hosts of this machine: {why}")

@@ -29,6 +29,7 @@ __all__ = ["CARD", "SeveralHosts", "link_bytes"]
 CARD = "mpiml0"
 NETWORK = "10.213.77"  # not of this machine: the bridge has a namespace of its own
 TOOLS = ("ip", "mount", "unshare")
+_TRIES = 20  # to end all of a host
 #: Stands in for ssh: drops options, and runs the rest on the host of that address.
 AGENT = """#!/bin/sh
 while :; do case "$1" in -*) shift ;; *) break ;; esac; done
@@ -55,9 +56,14 @@ def link_bytes() -> int:
 
 def _end_all_of(name: str) -> None:
     """Kill what runs in a network namespace: a job past its time leaves ranks there."""
-    for pid in attempt(["ip", "netns", "pids", name], 20.0).stdout.split():
-        with suppress(ProcessLookupError):
-            os.kill(int(pid), signal.SIGKILL)
+    for _ in range(_TRIES):  # what is being started meanwhile is not on the list
+        pids = attempt(["ip", "netns", "pids", name], 20.0).stdout.split()
+        if not pids:
+            return
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        time.sleep(0.01)
 
 
 def _clear_away() -> None:

@@ -66,12 +66,22 @@ def test_the_last_host_is_cut_off(hosts, monkeypatch):
     assert hosts.made.said == [("cut", "two"), ("mend", "two"), "gone"]
 
 
-@pytest.mark.parametrize("argv", [["2,x", "far.py"], ["0", "far.py"], ["2,1"]])
+@pytest.mark.parametrize(
+    "argv", [["2,x", "far.py"], ["0", "far.py"], ["2²", "far.py"], ["2,1"]]
+)
 def test_a_command_line_that_is_wrong_is_refused(argv, capsys):
     with pytest.raises(SystemExit) as ended:
         on_hosts.main(argv)
     assert ended.value.code == 2
     assert "expected ranks of each host" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("seconds", ["-1", "nan", "soon"])
+def test_times_that_are_none_are_refused(seconds, capsys):
+    with pytest.raises(SystemExit) as ended:
+        on_hosts.main([f"--cut={seconds}", "1,1", "far.py"])
+    assert ended.value.code == 2
+    assert "--cut" in capsys.readouterr().err
 
 
 def test_it_is_said_why_there_are_no_hosts(hosts, monkeypatch):
