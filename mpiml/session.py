@@ -348,6 +348,8 @@ def _hook(stack: ExitStack, runtime: Runtime, survey: Survey, config: Config) ->
         runtime.fail(_node_of_thread(runtime, error), error)
 
     def again() -> None:
+        if runtime.world is None:  # perhaps a notebook, which dies of it
+            last_words("mpiml: SIGINT came again before the program had ended: it ends now")
         runtime.abort(130)
 
     def show() -> None:

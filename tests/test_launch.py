@@ -406,6 +406,28 @@ def test_a_start_that_fails_after_a_stop_leaves_no_clock_behind(monkeypatch):
     assert not [t for t in clocks if t not in before and not t.finished.is_set()]
 
 
+def test_a_process_that_a_second_interrupt_ends_says_so(tmp_path):
+    file = tmp_path / "busy.py"
+    file.write_text(
+        textwrap.dedent("""
+        import os, signal, time
+        import mpiml
+        def body():
+            os.kill(os.getpid(), signal.SIGINT)
+            while not mpiml.context().stopping:
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(60)
+        program = mpiml.Program("busy")
+        program.add_node(mpiml.PyNode(body), label="node")
+        mpiml.launch(program)
+        """)
+    )
+    ended = child(sys.executable, file)
+    assert ended.rc == 130, str(ended)
+    assert "SIGINT came again" in ended.stderr, str(ended)
+
+
 def test_a_process_of_its_own_does_not_end_with_a_launcher_it_has_heard_of(monkeypatch):
     """What a rank has started may outlive the job, and has its environment."""
     monkeypatch.setenv("MPIML_LAUNCHER_PID", str(os.getppid()))
