@@ -74,6 +74,16 @@ def test_a_wrong_environment_is_named(tmp_path):
     assert f"no Python in VENV={tmp_path}" in ended.stderr
 
 
+@by_name
+def test_a_job_without_a_number_of_ranks_is_refused(path):
+    env = job(LAUNCHER="false", SOLVER="none")
+    del env["SLURM_NTASKS"]
+    with start("bash", str(path), env=env, cwd=ROOT) as child:
+        ended = child.wait(60)
+    assert ended.rc == 2, ended
+    assert "give sbatch --ntasks-per-node" in ended.stderr
+
+
 FAKE = """#!/bin/bash
 # a launcher that drops the first signal, as one does that is starting its ranks
 trap 'count=$((count + 1)); [ "$count" -lt 2 ] || exit 143' USR1

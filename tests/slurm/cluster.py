@@ -124,7 +124,7 @@ class Cluster:
             self._start("slurmctld", "-D", "-c")
             apart = self._memory_apart()
             for node in ("n1", "n2"):
-                self._start(*apart, "slurmd", "-D", "-N", node)
+                self._start(*apart, "env", f"PMIX_HOSTNAME={node}", "slurmd", "-D", "-N", node)
             self.poll(self._idle, 30, "both nodes")
         except BaseException:
             self.__exit__()
