@@ -25,6 +25,7 @@ rc.initialize = _initialize
 
 from mpiml import threads  # noqa: E402
 from mpiml.errors import UsageError  # noqa: E402
+from mpiml.initializing import initialize  # noqa: E402
 
 __all__ = [
     "World",
@@ -64,7 +65,7 @@ def start() -> MPI.Intracomm:
         raise UsageError("mpiml: MPI has been finalised in this process; start a new one")
     if not MPI.Is_initialized():
         with _quirks():
-            MPI.Init_thread(MPI.THREAD_MULTIPLE)
+            initialize()
         _started_by = os.getpid()
         atexit.register(finish)
         if MPI.Query_thread() < MPI.THREAD_MULTIPLE and MPI.COMM_WORLD.rank == 0:

@@ -1,11 +1,12 @@
 """Signals in the first moments of a program, and in its last."""
 
+import os
 import signal
 import sys
 
 import pytest
 
-from tests.mpi import ROOT, child, start, start_mpiexec
+from tests.mpi import ROOT, child, environment, start, start_mpiexec
 
 LOADING = """
 import sys, time
@@ -95,6 +96,35 @@ def test_a_start_that_does_not_go_on_ends_with_143_and_a_word():
     ended = child(sys.executable, "-c", code, cwd=ROOT, timeout=30)
     assert ended.rc == 143, str(ended)
     assert "neither started nor ended" in ended.stderr, str(ended)
+
+
+WAITING = """
+import os, sys, time
+if len(sys.argv) > 1:  # the rank that never comes
+    time.sleep(60)
+from mpiml import early
+early.PATIENCE = 1.0
+early.listen()
+print("starting", os.getpid(), flush=True)
+from mpiml import world
+world.start()
+"""
+
+
+def test_a_stop_while_mpi_init_waits_for_a_rank_that_never_comes_ends_the_job(
+    mpi_launcher, tmp_path
+):
+    (tmp_path / "waiting.py").write_text(WAITING)
+    rank = [sys.executable, tmp_path / "waiting.py"]
+    command = [mpi_launcher, "-n", "1", *rank, ":", "-n", "1", *rank, "late"]
+    with start(*command, cwd=ROOT, env=environment(PYTHONPATH=ROOT)) as job:
+        job.wait_for("starting")
+        pid = int(job.stdout().split("starting ")[1].split()[0])
+        os.kill(pid, signal.SIGUSR1)
+        ended = job.wait(30)
+    assert ended.rc != 0, str(ended)
+    assert "neither started nor ended" in ended.stderr, str(ended)
+    assert not ended.leftovers, str(ended)
 
 
 def test_an_ignored_signal_stays_ignored():

@@ -98,7 +98,7 @@ FLOORS = {
         ["mpiml.roles.cache"],
         ["mpiml.roles.reservoir_policy"],
     ],
-    "world": [["mpiml.world"], ["mpiml.exchanges"]],
+    "world": [["mpiml.initializing"], ["mpiml.world"], ["mpiml.exchanges"]],
     "faults": [
         ["mpiml.ancestors", "mpiml.progress"],
         ["mpiml.faults", "mpiml.undertaker"],
