@@ -45,7 +45,9 @@ def check(ended, text, title, status=1):
     assert ended.stderr.count(text) >= 1, str(ended)
     assert f"[{title}, rank " in ended.stderr, str(ended)
     assert "host " in ended.stderr, str(ended)
-    assert not re.search(r'File "[^"]*/mpiml/', ended.stderr), str(ended)  # the user's frames only
+    assert not re.search(r'File "[^"]*/mpiml/', ended.stderr), str(
+        ended
+    )  # the user's frames only
 
 
 @pytest.fixture(params=[3, 0], ids=["ranks", "threads"])

@@ -10,6 +10,7 @@
 #include "state.h"
 #include "topics.h"
 
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,6 +18,7 @@ typedef struct {
   MPI_Comm given, link, own;
   const char *label;
   bool open;        /* the link is in use */
+  bool welcome;     /* there is a program, and this rank belongs to it */
   int refused;      /* the code of wrong arguments */
   int root, colour; /* the lowest Python rank; 1 + number of the label */
 } joining;
@@ -91,9 +93,10 @@ static int hear(joining *j) {
   int answer = (int)(int32_t)mi_get(head + 4, 4);
   size_t length = (size_t)mi_get(head + 8, 8);
   unsigned char *bytes = calloc(length + 1, 1);
-  if (!bytes) return mi_fail(MPIML_ERR_MEMORY, "no memory for a table of %zu bytes", length);
+  if (!bytes || length > INT_MAX) MPI_Abort(j->given, 1); /* all others take it, and go on */
   if (length)
     code = mi_mpi("MPI_Bcast", MPI_Bcast(bytes, (int)length, MPI_BYTE, j->root, j->link));
+  j->welcome = code == MPIML_OK && answer == MPIML_OK;
   if (code == MPIML_OK && answer != MPIML_OK)
     code = mi_fail(answer < 0 || answer > MPIML_ERR_MEMORY ? MPIML_ERR_ATTACH : answer, "%s",
                    (const char *)bytes);
@@ -116,18 +119,34 @@ static int find_partners(void) {
   return code;
 }
 
+/* Makes what a node needs of its own. */
+static int settle(joining *j) {
+  mi_bells_open();
+  j->open = true;
+  int code = mi_link_open(j->link);
+  if (code == MPIML_OK) code = find_partners();
+  if (code == MPIML_OK) code = mi_leave_at_the_end();
+  return code;
+}
+
+/* Lets all others begin, or none: one that could not settle would never answer. */
+static int begin(joining *j, int code) {
+  int failed = code == MPIML_OK ? 0 : 1 + mi.rank, last = 0;
+  int all = MPI_Allreduce(&failed, &last, 1, MPI_INT, MPI_MAX, j->link);
+  if (code != MPIML_OK) return code;
+  code = mi_mpi("MPI_Allreduce", all);
+  if (code == MPIML_OK && last > 0)
+    code = mi_fail(MPIML_ERR_ATTACH, "rank %d could not attach: its own error says why", last - 1);
+  return code;
+}
+
 static int join(joining *j) {
   int code = meet(j);
   if (code == MPIML_OK) code = split(j);
   if (code == MPIML_OK) code = hear(j);
-  if (code != MPIML_OK) return code;
-  mi_bells_open();
-  j->open = true;
-  code = mi_link_open(j->link);
-  if (code == MPIML_OK) code = mi_mpi("MPI_Barrier", MPI_Barrier(j->link));
-  if (code == MPIML_OK) code = find_partners();
-  if (code == MPIML_OK) code = mi_leave_at_the_end();
-  return code;
+  if (!j->welcome) return code;
+  if (code == MPIML_OK) code = settle(j);
+  return begin(j, code);
 }
 
 /* Undoes what there is of an attach that failed. */

@@ -5,6 +5,7 @@ of them then take part in one verdict: the manifest of the graph, or an error.
 """
 
 import struct
+import sys
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
@@ -67,7 +68,13 @@ class Party:
         return self._reception.open(link, self.link)
 
     def welcome(self, runtime: Any) -> None:
-        """Let guests begin. Collective."""
+        """Let guests begin. Collective.
+
+        Raises
+        ------
+        UsageError
+            On all ranks, guests included: one of those could not do its part.
+        """
         data = b""
         if self.comm.rank == 0 and self._reception is not None:
             ranks, pythons = self._reception.ranks, self.crowd.pythons
@@ -77,8 +84,14 @@ class Party:
             ]
             data = manifest(runtime.name, runtime.vertices, ranks, self.crowd, bells)
         self._tell(OK, data)
-        self.link.Barrier()
+        failed = bytearray(4)
+        self.link.Allreduce(MPI.IN_PLACE, [failed, MPI.INT], MPI.MAX)
         self._unname()
+        if rank := int.from_bytes(failed, sys.byteorder):
+            raise UsageError(
+                f"mpiml: rank {rank - 1} of the job, which runs another program than Python, could "
+                "not attach, so no rank begins. What mpiml_attach() said there tells why."
+            )
 
     def refuse(self, error: BaseException) -> None:
         """Let guests know why there will be no program. Collective; a second time nothing."""

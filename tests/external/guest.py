@@ -125,7 +125,9 @@ class Guest:
         if code:
             raise GuestError(code, data.decode())
         self._read(Reader(bytes(data)), label)
-        self.link.Barrier()
+        failed = bytearray(4)
+        self.link.Allreduce(MPI.IN_PLACE, [failed, MPI.INT], MPI.MAX)
+        assert not any(failed)
 
     def _read(self, r, label):
         version, _, _, _, _, slot = r.take("BBHIII")

@@ -31,6 +31,19 @@ def test_calls_and_parameters():
     assert not ended.leftovers
 
 
+def test_paths_in_a_tree_with_lists():
+    ended = run("lists.c", "lists.py", pythons=1, solvers=1).check()
+    assert "all paths are right" in ended.stdout
+
+
+def test_a_rank_that_fails_last_in_attach_keeps_nobody_waiting():
+    ended = run("late.c", "lists.py", 1, pythons=1)
+    assert ended.stdout.count("refused") == 2, ended
+    assert tracebacks(ended) <= 1, ended
+    assert "rank 1 of the job, which runs another program" in ended.stderr, ended
+    assert ended.rc == 2, ended
+
+
 def test_topics():
     ended = run("topics.c", "topics.py").check()
     assert "all topics are right" in ended.stdout
