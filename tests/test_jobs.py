@@ -104,7 +104,9 @@ def test_a_warning_that_a_launcher_drops_is_given_again(tmp_path):
         os.kill(child.pid, 10)  # SIGUSR1, as Slurm sends it
         ended = child.wait(60)
     assert ended.rc == 143, ended
-    assert ended.stderr == "", ended
+    assert ended.stderr.splitlines() == [
+        "mpiml: the job was warned (USR1 or TERM), and ended with status 143"
+    ], ended
 
 
 ECHO = """#!/bin/bash
@@ -224,6 +226,8 @@ def test_any_text_reaches_the_script_as_it_is(value):
             "--solver-ranks: expected at most 5, since 1 hosts",
         ),
         (["coupled", "--hosts", "2", "--solver-ranks", "12"], "at most 11"),
+        (["program", "--time", "60"], "--time: expected more than --warning"),
+        (["gpu", "--time", "2m", "--warning", "2m"], "120 s before the end to stop, got 120 s"),
         (["program", "--requeue", "maybe"], "--requeue: expected yes or no"),
         (["program", "--nodes", "3"], "unrecognized arguments: --nodes"),
         ([], "TEMPLATE"),

@@ -156,7 +156,23 @@ def fill(text: str, values: Mapping[str, str]) -> str:
             raise UsageError(f"--{name}: this template has no place for it; it has {places}")
     if values:
         _check_solver(text)
+        _check_warning(text)
     return text
+
+
+def _check_warning(text: str) -> None:
+    """Refuse a job that is warned of its end as soon as it begins."""
+    limit = re.search(r"^#SBATCH --time=(\d+):(\d+):(\d+)$", text, re.MULTILINE)
+    ahead = re.search(r"^#SBATCH --signal=B:USR1@(\d+)$", text, re.MULTILINE)
+    if limit is None or ahead is None:
+        return
+    hours, minutes, rest = map(int, limit.groups())
+    seconds = 3600 * hours + 60 * minutes + rest
+    if seconds <= int(ahead[1]):
+        raise UsageError(
+            f"--time: expected more than --warning, which tells the program {ahead[1]} s before the "
+            f"end to stop, got {seconds} s"
+        )
 
 
 def _check_solver(text: str) -> None:
