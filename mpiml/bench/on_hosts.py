@@ -10,7 +10,7 @@ joined again after 20. Needs root, ``ip``, ``mount`` and ``unshare``.
 import subprocess
 import sys
 import threading
-from argparse import REMAINDER, ArgumentParser
+from argparse import REMAINDER, ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 
 from mpiml.bench.several_hosts import SeveralHosts
@@ -26,7 +26,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Local: starts child processes; no MPI in this process.
     """
-    parser = ArgumentParser(prog="python -m mpiml.bench.on_hosts", description=__doc__)
+    parser = ArgumentParser(
+        prog="python -m mpiml.bench.on_hosts",
+        description=__doc__,
+        formatter_class=RawDescriptionHelpFormatter,
+    )
     parser.add_argument(
         "--cut", type=float, metavar="S", help="cut the last host off after S s"
     )
@@ -37,8 +41,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     asked = parser.parse_args(argv)
     numbers = asked.slots.split(",")
-    if not asked.words or not all(w.isdecimal() and int(w) for w in numbers):
-        parser.error("expected ranks of each host, such as 2,1, and a program")
+    if not all(w.isdecimal() and int(w) for w in numbers):
+        parser.error(
+            f"expected ranks of each host, 1 or more, such as 2,1, got {asked.slots!r}"
+        )
+    if not asked.words:
+        parser.error(f"expected a program after the ranks {asked.slots}, got none")
     for seconds in (asked.cut, asked.mend):
         if seconds is not None and as_seconds(seconds) is None:
             parser.error(f"--cut, --mend: expected seconds >= 0, got {seconds}")
