@@ -18,6 +18,7 @@ import contextlib
 import functools
 import importlib.metadata
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -196,6 +197,19 @@ class Job:
     def wait_for(self, text, timeout=30, count=1):
         """Wait until `text` stands `count` times in stdout or stderr; fail at the limit."""
         self._poll(lambda: (self.stdout() + self.stderr()).count(text) >= count, timeout, text)
+
+    def find(self, pattern, count=1, timeout=30):
+        """Wait until `count` whole lines of stdout match; return their groups.
+
+        Whole, since a number that has been written in part is another number.
+        """
+        lines = re.compile(f"^.*{pattern}$", re.MULTILINE)
+
+        def found():
+            return lines.findall(self.stdout().rpartition("\n")[0])
+
+        self._poll(lambda: len(found()) >= count, timeout, pattern)
+        return found()
 
     def wait_gone(self, timeout=30):
         """Wait until no process of the session lives; fail at the limit."""

@@ -118,9 +118,8 @@ def test_a_stop_while_mpi_init_waits_for_a_rank_that_never_comes_ends_the_job(
     rank = [sys.executable, tmp_path / "waiting.py"]
     command = [mpi_launcher, "-n", "1", *rank, ":", "-n", "1", *rank, "late"]
     with start(*command, cwd=ROOT, env=environment(PYTHONPATH=ROOT)) as job:
-        job.wait_for("starting")
-        pid = int(job.stdout().split("starting ")[1].split()[0])
-        os.kill(pid, signal.SIGUSR1)
+        [pid] = job.find(r"starting (\d+)")
+        os.kill(int(pid), signal.SIGUSR1)
         ended = job.wait(30)
     assert ended.rc != 0, str(ended)
     assert "neither started nor ended" in ended.stderr, str(ended)

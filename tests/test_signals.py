@@ -14,9 +14,9 @@ FILE = "tests/waiting.py:build"
 
 def ranks(job):
     """Process ids of the two nodes, once they wait."""
-    job.wait_for("ready", count=2)
-    found = re.findall(r"ready (\d) (\d+)", job.stdout())
-    return [int(pid) for _, pid in sorted(found)]
+    pids = [int(pid) for _, pid in sorted(job.find(r"ready (\d) (\d+)", count=2))]
+    assert set(pids) <= job.pids().keys(), (pids, job.pids())  # signals go nowhere else
+    return pids
 
 
 def send(pid, number):
