@@ -68,10 +68,17 @@ def lay_out(
     for rank, role in enumerate(attached):
         if role is not None:
             held.setdefault(inside.index(program.roles[role].unit), []).append(rank)
-    if not held or (hosts.size == 1 and _fits(asks, held)):
-        plan = _placed(asks, hosts, facts, threads)
-    else:
-        plan = _around(asks, held, facts, host_size)
+    try:
+        if not held or (hosts.size == 1 and _fits(asks, held)):
+            plan = _placed(asks, hosts, facts, threads)
+        else:
+            plan = _around(asks, held, facts, host_size)
+    except PlacementError as error:
+        if crowd is None:
+            raise
+        raise PlacementError(
+            f"{error} These are the ranks that run Python; beside them attach {crowd.told}."
+        ) from None
     return (widened(plan, inside, outside) if outside else plan), hosts
 
 

@@ -49,7 +49,9 @@ def _without_us(report: "TracebackException | None", error: BaseException | None
     if report is None or error is None:
         return
     frames = list(report.stack)
-    if not frames or not _failed_by_itself(frames[-1], error):
+    if isinstance(error, SyntaxError) and is_users(error.filename or _HERE):
+        report.stack = type(report.stack).from_list([f for f in frames if is_users(f.filename)])
+    elif not frames or not _failed_by_itself(frames[-1], error):
         report.stack = type(report.stack).from_list(_users(frames))
     _without_us(report.__cause__, error.__cause__)
     _without_us(report.__context__, error.__context__)

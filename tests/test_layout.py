@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mpiml
+from mpiml.external.crowd import Crowd
 from mpiml.hosts import Facts, Hosts
 from mpiml.layout import check_levels, lay_out, split_layers
 from mpiml.threads import FUNNELED, MULTIPLE, SERIALIZED
@@ -38,6 +39,13 @@ def test_the_attached_rank_keeps_its_role_and_others_go_around(rank):
 def test_fill_may_attach_and_others_may_fill():
     assert placed(program(s=1, w=mpiml.FILL), [None, 1, 1, 1]).ranks == ((0,), (1, 2, 3))
     assert placed(program(s=1, w=mpiml.FILL), [None, 0, None]).ranks == ((1,), (0, 2))
+
+
+def test_ranks_of_other_programs_are_told_apart_from_those_that_are_too_many():
+    built = program(w=2)
+    built.add_node(mpiml.ExternalNode(), label="solver", replicas=2)
+    with pytest.raises(mpiml.PlacementError, match="needs 2 ranks, but there are 3.*2 as 'sol"):
+        placed(built, [None] * 3, crowd=Crowd(["solver"] * 2, [0, 1], [2, 3, 4]))
 
 
 def test_the_rest_is_folded_onto_the_ranks_that_are_left():

@@ -87,6 +87,12 @@ def test_our_frames_above_and_between_are_hidden(mpiml_code):
     assert frames(text_of(calls, user)) == [(HERE, "user"), (HERE, "boom")]
 
 
+def test_a_file_that_is_no_python_needs_no_frames(mpiml_code):
+    text = text_of(mpiml_code["calls"], compile, "x = = 1", "/home/me/train.py", "exec")
+    assert 'File "/home/me/train.py", line 1' in text
+    assert OURS not in text
+
+
 def test_frames_of_the_library_that_are_there_for_us_are_hidden(mpiml_code):
     opens = contextlib.contextmanager(mpiml_code["opens"])
 

@@ -177,7 +177,10 @@ class Reception:
         if code in (REMOTE, DTYPE) and not mistaken and kind not in self._shown:
             self._shown.add(kind)
             trace = remote_text(error, title, self._engine.rank)
-            self._engine.log(f"{method} failed for a rank of another program:\n{trace}")
+            guest = request.rank - self._engine.size
+            caller = self._runtime.vertices[self._vertices[guest]].title
+            where = f"rank {self._crowd.guests[guest]} of the communicator, another program"
+            self._engine.log(f"{method} failed for {caller} ({where}):\n{trace}")
         self._engine.transmit(
             request.rank, ERROR, frame.target, frame.source, frame.id,
             encoding=ENC_CODE, body=pack_code(code, text),
