@@ -44,7 +44,9 @@ def test_fill_may_attach_and_others_may_fill():
 def test_ranks_of_other_programs_are_told_apart_from_those_that_are_too_many():
     built = program(w=2)
     built.add_node(mpiml.ExternalNode(), label="solver", replicas=2)
-    with pytest.raises(mpiml.PlacementError, match="needs 2 ranks, but there are 3.*2 as 'sol"):
+    with pytest.raises(
+        mpiml.PlacementError, match=r"needs 2 ranks, but there are 3.*2 as 'sol"
+    ):
         placed(built, [None] * 3, crowd=Crowd(["solver"] * 2, [0, 1], [2, 3, 4]))
 
 
