@@ -100,8 +100,7 @@ def test_the_program_ends_in_order_and_later_increments_are_answered(mode):
 
         pending = []
         mpiml.context().on_stop(check)
-        for _ in range(20):
-            pending.append(counter.futures.increment(steps=1))
+        pending.extend(counter.futures.increment(steps=1) for _ in range(20))
         assert mpiml.context().wait_for_stop(LIMIT)
 
     play(mode, body, counter=mpiml.ServiceNode(mpiml.roles.Counter, limits={"steps": 10}))
