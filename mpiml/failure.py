@@ -230,9 +230,12 @@ class Failures:
     def _check_grace(self, limit: float, last: bool = False) -> None:
         """List whoever still runs after the grace, and end the program all the same."""
         runtime = self._runtime
-        if self._over() or runtime.ending.abandoned:
+        if self._over():
             return
         stuck = self.stragglers()
+        aborts = runtime.settings.on_stuck == "abort"
+        if runtime.ending.abandoned and not (stuck and aborts):
+            return  # this rank is leaving without the others
         silent = self._silent(limit / 2)
         if not stuck and not last and not self._silent(limit / 2, cut=True):
             # others have the straggler; its rank ends the program, or is in no state to
@@ -243,8 +246,13 @@ class Failures:
         seconds = time.monotonic() - self._stop_time
         text = "\n".join(filter(None, [*stuck, silent])) or "other ranks, which do not say who"
         note = runtime.ending.note
-        status = note.status if note is not None and not note.benign else 1
-        if runtime.settings.on_stuck == "abort":
+        failed = note is not None and not note.benign
+        status = note.status if note is not None and failed else 1
+        if aborts:
+            here = stuck or (note is not None and note.rank == runtime.engine.rank)
+            if note is not None and failed and here and not runtime.settings.prints:
+                # nobody will get it as an error now
+                runtime.say(f"mpiml: a node failed{note.text}")
             runtime.say(
                 f"mpiml: still running {seconds:.1f} s after the stop, so the program is ended:\n"
                 f"{text}\n"

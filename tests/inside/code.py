@@ -107,12 +107,12 @@ def small(replicas):
     return program
 
 
-def solve(comm, block, first=0):
+def solve(comm, block, first=0, **settings):
     """Attach on all ranks of `comm` but `first`, and run `block` there."""
     program = small(comm.size - 1)
     if comm.rank == first:
-        return mpiml.launch(program, comm)
-    with mpiml.attach(program, comm, label="solver") as me:
+        return mpiml.launch(program, comm, **settings)
+    with mpiml.attach(program, comm, label="solver", **settings) as me:
         return block(me, me.clients["echo"])
 
 
@@ -522,6 +522,34 @@ def finalised():
 
     text = raised(lambda: solve(COMM, block))
     assert "solver/0 (rank 1): MPI was finalised while the program 'small' runs" in text
+
+
+def deserted(leave):
+    """Solver 0 leaves while solver 1 waits for a message of its own from it."""
+
+    def block(me, echo):
+        echo.say(1)
+        me.comm.Barrier()  # no call of mpiml from here on
+        if me.index:
+            me.comm.Recv(bytearray(1), source=0)
+        leave()
+
+    solve(COMM, block, grace=0.5)
+
+
+def raises():
+    """A rank fails, and another one waits for it in MPI."""
+
+    def leave():
+        raise ValueError("nan in the solver")
+
+    deserted(leave)
+
+
+def finalises():
+    """A rank finalises MPI, and another one waits for it in MPI."""
+    raised(lambda: deserted(MPI.Finalize))
+    MPI.Finalize()  # waits for all
 
 
 def last():

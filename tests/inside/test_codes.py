@@ -1,5 +1,6 @@
 """Programs inside an MPI code, at each thread level; what the code does stands in `code.py`."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -39,6 +40,22 @@ def test_finalising_mpi_inside_a_program_is_an_error_on_all_ranks(level):
     run(level, "finalised")
 
 
+@pytest.mark.parametrize(
+    ("level", "how", "why"),
+    [
+        ("multiple", "raises", "ValueError: nan in the solver"),
+        ("funneled", "raises", "ValueError: nan in the solver"),
+        ("multiple", "finalises", "MPI was finalised while the program 'small' runs"),
+    ],
+)
+def test_a_rank_that_waits_in_mpi_for_one_that_has_left_ends_with_the_cause(level, how, why):
+    ended = mpiexec(RANKS, CODE, level, how, env=environment(), timeout=60)
+    assert ended.rc not in (0, None), ended
+    assert why in ended.stderr, ended
+    assert re.search(r"still running \d\.\d s after the stop", ended.stderr), ended
+    assert not ended.leftovers, ended
+
+
 def test_what_needs_a_thread_that_calls_mpi_is_refused_by_name():
     run("funneled", "far", MPIML_HOST_SIZE="1")
 
@@ -63,8 +80,8 @@ LESS = """
 import mpiml
 import mpiml.world as world
 
-initialise = world.MPI.Init_thread
-world.MPI.Init_thread = lambda level: initialise(world.MPI.THREAD_FUNNELED)  # as a library would
+# as a library would that has no more
+world.initialize = lambda: world.MPI.Init_thread(world.MPI.THREAD_FUNNELED)
 
 class Echo:
     def say(self, x):
