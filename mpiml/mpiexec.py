@@ -140,6 +140,12 @@ def find_mpiexec(
             return Launcher(beside, mpi)
     target = loaded()
     if target is None:
+        named = os.environ.get("MPI4PY_LIBMPI")
+        if named:
+            raise UsageError(
+                f"mpi4py finds no MPI library: expected one at MPI4PY_LIBMPI={named}. Name one "
+                "that is there, or unset it."
+            )
         raise UsageError(f"mpi4py finds no MPI library on this machine: {GET_ONE}.")
     _check_wanted(wanted, target)
     if search is None:

