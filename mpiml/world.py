@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from threading import Lock
 from typing import Any
 
 from mpi4py import rc
@@ -45,6 +46,7 @@ __all__ = [
 # Open MPI 5 prints osc_ucx errors at the first window, and a waiting rank keeps its core
 # unless told to yield: 4 ranks on 2 cores need 16 ms for a barrier without, 9 us with it.
 _QUIRKS = {"OMPI_MCA_osc": "^ucx", "OMPI_MCA_mpi_yield_when_idle": "true"}
+_starting = Lock()
 _started_by: int | None = None  # the process that initialised MPI here, if it was we
 _given_up = False  # whether a program has left communication behind that nobody will complete
 _FIRST = 1.0  # s, that rank 0, which shows what went wrong, is ahead in ending the job
@@ -63,16 +65,17 @@ def start() -> MPI.Intracomm:
     global _started_by
     if MPI.Is_finalized():
         raise UsageError("mpiml: MPI has been finalised in this process; start a new one")
-    if not MPI.Is_initialized():
-        with _quirks():
-            initialize()
-        _started_by = os.getpid()
-        atexit.register(finish)
-        if MPI.Query_thread() < MPI.THREAD_MULTIPLE and MPI.COMM_WORLD.rank == 0:
-            sys.stderr.write(
-                f"mpiml: {library()} gives {threads.name(_level())}, so the main thread "
-                "of each rank makes all calls of MPI; docs/inside.md says what is missing then\n"
-            )
+    with _starting:  # it is long, and other threads run meanwhile
+        if not MPI.Is_initialized():
+            with _quirks():
+                initialize()
+            _started_by = os.getpid()
+            atexit.register(finish)
+            if MPI.Query_thread() < MPI.THREAD_MULTIPLE and MPI.COMM_WORLD.rank == 0:
+                sys.stderr.write(
+                    f"mpiml: {library()} gives {threads.name(_level())}, so the main thread "
+                    "of each rank makes all calls of MPI; docs/inside.md says what is missing then\n"
+                )
     check_threads()
     return MPI.COMM_WORLD
 
