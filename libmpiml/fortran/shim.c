@@ -5,6 +5,7 @@
  * nothing is copied here, and no interface is needed for each type and rank. */
 #include <ISO_Fortran_binding.h>
 #include <mpiml.h>
+#include <stdbool.h>
 
 /* as in src/array.h */
 #define MI_OF_FORTRAN (-1)
@@ -37,7 +38,10 @@ EXPORT void mpimlf_array(CFI_cdesc_t *x, mpiml_array *out);
 EXPORT void mpimlf_array(CFI_cdesc_t *x, mpiml_array *out) {
   *out = (mpiml_array){.data = x->base_addr, .dtype = dtype_of(x), .ndim = x->rank};
   for (int i = 0; i < x->rank && i < MPIML_MAX_DIMS; ++i) {
-    out->shape[i] = x->dim[i].extent < 0 ? MI_ASSUMED : (int64_t)x->dim[i].extent;
+    /* -1 in the last dimension: assumed size. gfortran writes others for empty arrays, a(n), n < 0 */
+    bool assumed = x->dim[i].extent == -1 && i == x->rank - 1;
+    int64_t extent = x->dim[i].extent > 0 ? (int64_t)x->dim[i].extent : 0;
+    out->shape[i] = assumed ? MI_ASSUMED : extent;
     out->strides[i] = (int64_t)x->dim[i].sm;
   }
 }

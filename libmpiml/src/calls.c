@@ -46,6 +46,7 @@ static bool returned(void *unused) {
 
 /* After a wait that ended with `code`: sees to the sends, and completes the text. */
 static int ended_early(int code, double seconds) {
+  if (mi.broken) return code; /* nothing moves any more */
   char still[160] = "";
   if (mi_wait(returned, NULL, mi_now() + GRACE, MI_BY_NOTHING) != MPIML_OK)
     snprintf(still, sizeof still,

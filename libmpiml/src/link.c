@@ -165,7 +165,10 @@ static int post(mi_parcel *parcel, void *const *memory) {
     parcel->memory[i] = memory ? memory[i] : NULL;
     if (!parcel->memory[i]) {
       parcel->blocks[i] = mi_take(length);
-      if (!parcel->blocks[i]) return no_memory();
+      if (!parcel->blocks[i]) {
+        mi.broken = MPIML_ERR_MEMORY; /* what comes next would be taken for this */
+        return no_memory();
+      }
       parcel->memory[i] = parcel->blocks[i]->data;
     }
     for (size_t at = 0; at < length && code == MPIML_OK; at += CHUNK)

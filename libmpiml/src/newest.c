@@ -102,11 +102,17 @@ static int take(mi_topic *topic, mpiml_array *into) {
     return mi_fail(MPIML_ERR_DTYPE, "expected one array, got a message that is none");
   }
   int code = mi_match(into, &entries[0].spec);
-  if (code == MPIML_OK) code = mi_receive(parcel, 1, entries, &into, INFINITY);
   if (code != MPIML_OK) return code;
-  topic->version = 0;
-  for (int i = 0; i < topic->nheard; ++i) topic->version += topic->heard[i].number;
+  /* While it is received more may come, which would drop one that is kept. */
   topic->kept = NULL;
+  uint64_t version = 0;
+  for (int i = 0; i < topic->nheard; ++i) version += topic->heard[i].number;
+  code = mi_receive(parcel, 1, entries, &into, INFINITY);
+  if (code != MPIML_OK) {
+    mi_parcel_leave(parcel, finish_dropped);
+    return code;
+  }
+  topic->version = version;
   code = told(topic, parcel) ? MPIML_OK : acknowledge(parcel);
   mi_parcel_free(parcel);
   return code;

@@ -20,7 +20,7 @@ static bool direct(const mi_entry *entry, const mpiml_array *target) {
  * Data that is under way cannot be called back, but soon is there, unless its sender hangs. */
 static int ended_early(mi_parcel *parcel, int code) {
   static const double GRACE = 2.0, AFTER_FAILURE = 10.0; /* seconds; then such a job is ended */
-  if (code == MPIML_ERR_MPI) return code; /* nothing moves any more */
+  if (mi.broken) return code; /* nothing moves any more */
   double grace = code == MPIML_ERR_FAILED ? AFTER_FAILURE : GRACE;
   bool there = mi_wait(mi_parcel_there, parcel, mi_now() + grace, MI_BY_NOTHING) == MPIML_OK;
   const char *still = there ? "" : " Results are still being received: leave their memory as it is "

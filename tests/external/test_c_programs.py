@@ -50,6 +50,13 @@ def test_topics():
     assert not tracebacks(ended)
 
 
+@pytest.mark.parametrize("kept", [0, 3])
+def test_an_array_that_comes_while_another_is_received_is_not_lost(kept):
+    arguments = ["--kept", kept]
+    ended = run("between.c", "between.py", arguments=arguments, solvers=1).check()
+    assert "none was lost between" in ended.stdout
+
+
 def ends(how, **more):
     return run("ends.c", "ends.py", how, arguments=["--how", how], **more)
 

@@ -21,6 +21,15 @@ contains
     call mpiml_publish("up", x, code)
   end subroutine
 
+  !> an array of explicit shape with a negative size has none: legal, and empty
+  subroutine push_none(n, version, code)
+    integer, intent(in) :: n
+    integer(int64), intent(in) :: version
+    integer, intent(out) :: code
+    real(real32) :: x(n)
+    call mpiml_push("params", "b", x, version, code)
+  end subroutine
+
   !> Calls check(number, x), which looks at x and returns it with every element plus 1, into y.
   subroutine send(number, x, y)
     integer(int32), intent(in), target :: number
@@ -146,6 +155,8 @@ subroutine body(world) bind(C)
   call need(code == MPIML_ERR_DTYPE, "pull of another type")
   call mpiml_push("params", "b", q(:4), version, code)
   call need(code == MPIML_ERR_SHAPE .and. len(mpiml_error()) > 0, "push of another shape")
+  call push_none(-3, version, code)
+  call need(code == MPIML_ERR_SHAPE, "push of an array with a negative size")
   call mpiml_pull("params", "c", q, version, code)
   call need(code == MPIML_ERR_METHOD .and. index(mpiml_error(), "c") > 0, "pull of nothing")
 
