@@ -4,7 +4,8 @@
  *     mpirun -n 2 ./external raw-call 1048576
  *     mpirun -n 1 ./external call 1048576 : -n 1 python -m mpiml.run libmpiml/bench/external.py
  *
- * modes: raw-call, call BYTES; raw-publish, publish BYTES; raw-stream, stream BYTES; step BYTES RATE.
+ * modes: raw-call, call BYTES; raw-publish, publish BYTES; raw-stream BYTES [ARRAYS]; stream BYTES;
+ * step BYTES RATE.
  * With BENCH_QUICK in the environment there are few repetitions.
  * Rank 0 prints one line of JSON: times are medians in microseconds, rates in bytes a second.
  */
@@ -149,27 +150,33 @@ static void raw_publish(void) {
 
 /* -- streaming ------------------------------------------------------------------------- */
 
-/* All ranks but the last send to the last. */
-static void raw_stream(void) {
+/* All ranks but the last send to the last: always the same array, or several in turn, since one
+ * that is under way must not be overwritten. One array stays in the cache of a core. */
+static void raw_stream(int arrays) {
   int n = repeats(1.0);
+  char *turns = calloc((size_t)arrays, bytes);
+  if (!turns) MPI_Abort(MPI_COMM_WORLD, 1);
+  memset(turns, 1, (size_t)arrays * bytes);
   double rates[ROUNDS];
   for (int round = -2; round < ROUNDS; ++round) {
     MPI_Barrier(MPI_COMM_WORLD);
     double start = MPI_Wtime();
     if (rank < size - 1) {
       for (int i = 0; i < n; ++i)
-        MPI_Send(memory, (int)bytes, MPI_BYTE, size - 1, 0, MPI_COMM_WORLD);
+        MPI_Send(turns + (size_t)(i % arrays) * bytes, (int)bytes, MPI_BYTE, size - 1, 0,
+                 MPI_COMM_WORLD);
     } else {
       for (int i = 0; i < n * (size - 1); ++i)
-        MPI_Recv(other, (int)bytes, MPI_BYTE, MPI_ANY_SOURCE, 0, MPI_COMM_WORLD,
-                 MPI_STATUS_IGNORE);
+        MPI_Recv(turns + (size_t)(i % arrays) * bytes, (int)bytes, MPI_BYTE, MPI_ANY_SOURCE, 0,
+                 MPI_COMM_WORLD, MPI_STATUS_IGNORE);
     }
     MPI_Barrier(MPI_COMM_WORLD);
     if (round >= 0) rates[round] = (double)n * (size - 1) * (double)bytes / (MPI_Wtime() - start);
   }
   if (rank == 0)
-    printf("{\"mode\": \"raw-stream\", \"bytes\": %zu, \"rate\": %.0f}\n", bytes,
-           median(rates, ROUNDS));
+    printf("{\"mode\": \"raw-stream\", \"bytes\": %zu, \"arrays\": %d, \"rate\": %.0f}\n", bytes,
+           arrays, median(rates, ROUNDS));
+  free(turns);
 }
 
 /* Each round ends when the reader has taken all: it says so on "done". */
@@ -249,7 +256,7 @@ int main(int argc, char **argv) {
   if (strcmp(mode + (raw ? 4 : 0), "call") == 0) calls(raw);
   else if (strcmp(mode, "publish") == 0) publish();
   else if (strcmp(mode, "raw-publish") == 0) raw_publish();
-  else if (strcmp(mode, "raw-stream") == 0) raw_stream();
+  else if (strcmp(mode, "raw-stream") == 0) raw_stream(argc > 3 ? atoi(argv[3]) : 1);
   else if (strcmp(mode, "stream") == 0) stream();
   else if (strcmp(mode, "step") == 0 && argc > 3) step(strtod(argv[3], NULL));
   else if (rank == 0) fprintf(stderr, "expected a mode; see the top of external.c\n");

@@ -96,10 +96,11 @@ ROWS = {
 NOT_TWO = "two hosts: not measured"
 EXTERNAL = (
     *("raw_call", "call", "raw_echo", "echo", "call_small", "publish", "publish_over"),
-    *("raw_publish", "publish_small", "raw_stream", "stream", "stream_share", "step"),
+    *("raw_publish", "publish_small", "raw_stream", "raw_apart", "stream", "stream_share"),
+    *("stream_apart", "step"),
 )
 HOSTS = {
-    "external": [(set(EXTERNAL), 4, "no compiler, or no sources")],
+    "external": [(set(EXTERNAL), 5, "no compiler, or no sources")],
     "allreduce": [
         (
             {
