@@ -26,8 +26,8 @@
  *
  * Rules
  * - Every function returns an mpiml_code; mpiml_error() has the text. Nothing is printed,
- *   nothing aborts, but an attach without memory for the table of the program. Outputs are untouched unless the call returned MPIML_OK, where its
- *   description does not say otherwise.
+ *   nothing aborts, but an attach without memory for the table of the program. Outputs are
+ *   untouched unless the call returned MPIML_OK, where its description does not say otherwise.
  * - MPI is called only by the thread that calls mpiml_*, and only during that call; there
  *   is no thread of the library's own. MPI_THREAD_SINGLE or FUNNELED is enough. Two
  *   threads must not be inside mpiml_* at the same time.
